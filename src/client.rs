@@ -8,7 +8,7 @@ use futures::future::ready;
 use futures::stream::{Stream, StreamExt, once};
 use tokio::time::timeout;
 
-use crate::backend::{Backend, BackendError, Finding, MemoryBackend, Status, StoreState, by_url};
+use crate::backend::{Backend, BackendError, FailFast, Finding, MemoryBackend, Status, StoreState, by_url};
 use crate::error::Error;
 use crate::fair_semaphore::FairSemaphore;
 use crate::lease::Engine;
@@ -100,6 +100,19 @@ impl Client {
     /// [`Error::StoreUnavailable`] if the crate's own thread cannot be started.
     pub fn connect_lazy(url: &str) -> Result<Self, Error> {
         Ok(Self::with_backend(by_url::connect_lazy(url)?))
+    }
+
+    /// A client of the store that `url` names, with options: see [`ClientBuilder`].
+    ///
+    /// ```no_run
+    /// # use leasehold::Client;
+    /// # async fn example() -> Result<(), leasehold::Error> {
+    /// let client = Client::builder("postgres://app@db.example/locks").fail_fast(true).connect().await?;
+    /// # Ok(())
+    /// # }
+    /// ```
+    pub fn builder(url: impl Into<String>) -> ClientBuilder {
+        ClientBuilder { url: url.into(), fail_fast: false }
     }
 
     /// Creates a client of a new, empty store in the memory of this process.
@@ -341,6 +354,62 @@ impl Client {
     /// to continue.
     pub async fn shutdown(&self) -> Result<(), Error> {
         self.engine.shutdown().await
+    }
+}
+
+/// The options of a client: see [`Client::builder`].
+#[derive(Clone)]
+#[must_use = "a builder does nothing until `connect`"]
+pub struct ClientBuilder {
+    url: String,
+    fail_fast: bool,
+}
+
+impl ClientBuilder {
+    /// Whether requests, including those already waiting, fail at once with [`Error::StoreUnavailable`] while the store is known to be
+    /// unreachable: while its [state](Client::state) is disconnected, for a reason. On every store. Releases and renewals are not
+    /// affected. For a backend that you have made yourself, see [`FailFast`].
+    ///
+    /// Default: false. Then `try_lock` tries for 4 s, `lock` for 30 s or four TTLs, whichever is longer, and `lock_timeout` for as long as
+    /// `lock` or until its time is up; a restart or a failover in the meantime delays them but is not an error.
+    pub const fn fail_fast(mut self, fail_fast: bool) -> Self {
+        self.fail_fast = fail_fast;
+        self
+    }
+
+    /// Connects.
+    ///
+    /// # Errors
+    ///
+    /// As for [`Client::connect`].
+    ///
+    /// # Cancel safety
+    ///
+    /// Dropping the future closes whatever was opened.
+    pub async fn connect(self) -> Result<Client, Error> {
+        let backend = by_url::connect(&self.url).await?;
+        Ok(self.build(backend))
+    }
+
+    /// Creates a client that connects on first use and keeps retrying. Needs no runtime.
+    ///
+    /// # Errors
+    ///
+    /// As for [`Client::connect_lazy`].
+    pub fn connect_lazy(self) -> Result<Client, Error> {
+        let backend = by_url::connect_lazy(&self.url)?;
+        Ok(self.build(backend))
+    }
+
+    fn build(self, backend: Arc<dyn Backend>) -> Client {
+        Client::with_backend(if self.fail_fast { Arc::new(FailFast::new(backend)) } else { backend })
+    }
+}
+
+impl fmt::Debug for ClientBuilder {
+    /// Leaves out the URL, which may contain a password.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("ClientBuilder").field("fail_fast", &self.fail_fast).finish_non_exhaustive()
     }
 }
 

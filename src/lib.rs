@@ -80,7 +80,7 @@ pub use backend::{RedlockBackend, RedlockBuilder};
 pub use backend::{SqliteBackend, SqliteBuilder, sqlite};
 #[cfg(feature = "zookeeper")]
 pub use backend::{ZookeeperBackend, ZookeeperBuilder, zookeeper};
-pub use client::Client;
+pub use client::{Client, ClientBuilder};
 pub use error::{Error, LossReason};
 pub use fair_semaphore::FairSemaphore;
 pub use fence::{Fence, FencingToken, StaleToken};

@@ -1256,12 +1256,16 @@ async fn a_full_store_refuses_new_locks_and_still_renews_and_hands_over() {
     waiting(&mutex_of(&two), 1).await;
     assert_eq!(raw.send(&["CONFIG", "SET", "maxmemory", "1"]), Reply::ok());
     let other = two.mutex_with("machine:43", options()).expect("valid");
-    for error in [
-        refusal(within(SOON, other.try_lock()).await),
-        refusal(within(SOON, other.lock()).await),
-        refusal(within(SOON, mutex_of(&one).lock()).await),
-    ] {
-        assert!(error.contains("OOM"), "{error}");
+    let (trying, locking, joining) = tokio::join!(
+        within(SOON * 2, other.try_lock()),
+        within(SOON * 2, other.lock_timeout(ms(400))),
+        within(SOON * 2, async { mutex_of(&one).lock_timeout(ms(400)).await }),
+    );
+    for error in
+        [trying.map(drop), locking.map(drop), joining.map(drop)].map(|result| result.expect_err("no memory"))
+    {
+        let is_unavailable = matches!(error, Error::StoreUnavailable { .. });
+        assert!(is_unavailable && error.to_string().contains("OOM"), "{error}");
     }
     assert_pending(ms(200), guard.lost()).await;
     guard.release().await.expect("held to the end");

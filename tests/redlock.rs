@@ -182,8 +182,13 @@ async fn a_node_that_lost_its_memory_is_taken_in_again_by_a_renewal() {
             nodes.0[n].restart();
         }
         assert_eq!(held_on(&nodes), 3);
-        // The same lease under the same token.
-        eventually(SOON, || std::future::ready(nodes.values(KEY).iter().all(|now| *now == value))).await;
+        // The same lease under the same token. For an owner the token may be greater: that node may have known of a later hold.
+        let id = |value: &Option<String>| {
+            value.as_ref().and_then(|value| value.split(' ').next().map(str::to_owned))
+        };
+        let is_same =
+            |now: &Option<String>| if kind == "mutex" { *now == value } else { id(now) == id(&value) };
+        eventually(SOON, || std::future::ready(nodes.values(KEY).iter().all(is_same))).await;
         // Two of those that had it all the time are now dispensable.
         sleep(ttl / 2).await;
         for n in [1, 2] {

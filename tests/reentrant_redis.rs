@@ -1654,7 +1654,7 @@ async fn a_full_store_refuses_new_holds_and_still_renews_and_hands_over() {
     let elsewhere = owned_named(&fixture.other, "machine:43", OWNER, LONG);
     let refused = within(SOON, elsewhere.try_lock()).await;
     assert!(
-        matches!(&refused, Err(error @ Error::StoreRefused { .. }) if error.to_string().contains("OOM")),
+        matches!(&refused, Err(error @ Error::StoreUnavailable { .. }) if error.to_string().contains("OOM")),
         "{refused:?}"
     );
     assert_kept(ms(200), &[&guards[0], &guards[1]]).await;

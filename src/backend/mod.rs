@@ -65,6 +65,7 @@ mod dial;
 pub mod etcd;
 mod event_sender;
 mod event_text;
+mod fail_fast;
 mod lease_id;
 mod ledger;
 mod ledger_backend;
@@ -96,6 +97,7 @@ pub use crate::error::{BackendError, BoxError, NodeFailure};
 #[cfg(feature = "etcd")]
 pub use etcd::{EtcdBackend, EtcdBuilder};
 use event_sender::EventSender;
+pub use fail_fast::FailFast;
 pub use lease_id::LeaseId;
 pub use ledger::{Ledger, Stamp};
 pub use ledger_backend::{LedgerBackend, LedgerStore};

@@ -370,8 +370,9 @@ impl<'a> Waiter<'a> {
         let Some(receiver) = receiver else { return Err(self.closed()) };
         let deadline = wait.deadline();
         let not_in_time = async {
-            let begin = deadline.map(|end| end - PROBE.min(end.saturating_duration_since(Instant::now())));
-            until(begin).await;
+            let before_end =
+                |end: Instant| end - PROBE.min(end.saturating_duration_since(Instant::now()) / 2);
+            until(deadline.map(before_end)).await;
             let last = last_answer(keeper, place.as_ref(), lease.as_ref());
             let is_recent = matches!(last, Ok(Some(at)) if at.elapsed() < ROUND_TRIP);
             let answers = is_recent || probe(keeper, resource, deadline).await;
@@ -515,9 +516,10 @@ fn last_answer(
     }
 }
 
-/// Whether the store answers before the deadline.
+/// Whether the store answers before the deadline, or within [`ROUND_TRIP`] if that is longer.
 async fn probe(keeper: &Keeper, resource: &Resource, deadline: Option<Instant>) -> bool {
     let inspected = keeper.backend.inspect(resource, Detail::Counts);
+    let deadline = deadline.map(|end| end.max(Instant::now() + ROUND_TRIP));
     tokio::select! {
         biased;
         answer = inspected => !answer.is_err_and(|error| error.is_transient()),

@@ -115,8 +115,9 @@ impl Keeper {
 
     fn stop_stuck(&self, number: u64, runtime: &Handle) {
         if self.stop(number, Duration::ZERO) {
-            tracing::warn!(
-                "a runtime on which a client is used makes no progress; its tasks continue where the client is used next"
+            tracing::info!(
+                "a runtime on which a client is used has run no task for half a second: it is blocked, busy, or not driven; the client's \
+                 tasks continue where it is used next"
             );
             let this = Weak::clone(&self.this);
             spawn_on(runtime, async move {

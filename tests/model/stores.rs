@@ -414,7 +414,7 @@ mod redis {
 
         fn leftovers(&mut self, of: &str) -> Vec<String> {
             let mut keys = self.raw.keys(&format!("*{of}*"));
-            keys.retain(|key| !key.ends_with(":fence") && !key.ends_with(":state"));
+            keys.retain(|key| ![":fence", ":state", ":revoked"].iter().any(|end| key.ends_with(end)));
             keys
         }
     }

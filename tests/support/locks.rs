@@ -114,12 +114,12 @@ pub(crate) fn token_held(raw: &mut Raw) -> Option<String> {
     raw.get(KEY)?.split(' ').nth(1).map(|token| token.trim_end_matches('+').to_owned())
 }
 
-/// The keys there are, but for fences and what is known of semaphores, which expires.
+/// The keys there are, but for fences, and what is known of semaphores and of leases that were released by force, which expires.
 pub(crate) fn left(raw: &mut Raw) -> Vec<String> {
     let mut keys = raw.keys("*");
     keys.retain(|key| {
         let expires = |raw: &mut Raw| raw.pttl(key) != -1;
-        !(key.ends_with(":fence") || key.ends_with(":state") && expires(raw))
+        !(key.ends_with(":fence") || (key.ends_with(":state") || key.ends_with(":revoked")) && expires(raw))
     });
     keys
 }

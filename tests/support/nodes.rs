@@ -35,15 +35,15 @@ impl Nodes {
         self.0.iter().map(|server| server.raw().get(key)).collect()
     }
 
-    /// The keys of each node, without those that remember tokens.
+    /// The keys of each node, without those that remember tokens, or leases that were released by force.
     pub(crate) fn keys(&mut self) -> Vec<Vec<String>> {
         let running = self.0.iter_mut().filter_map(|server| server.is_alive().then_some(server));
-        running.map(|server| without_fences(server.raw().keys("*"))).collect()
+        running.map(|server| without_memories(server.raw().keys("*"))).collect()
     }
 }
 
-fn without_fences(keys: Vec<String>) -> Vec<String> {
-    keys.into_iter().filter(|key| !key.ends_with(":fence")).collect()
+fn without_memories(keys: Vec<String>) -> Vec<String> {
+    keys.into_iter().filter(|key| !key.ends_with(":fence") && !key.ends_with(":revoked")).collect()
 }
 
 /// The URL of a Redlock on these ports.

@@ -293,8 +293,9 @@ impl CallersConnections {
         let mut current = self.runtime.lock();
         let have_not_moved = current.take_if(|current| current.id() == runtime.id()).is_some();
         if have_not_moved {
-            tracing::warn!(
-                "the runtime of the connections makes no progress; they are opened again where the client is used next"
+            tracing::info!(
+                "the runtime of the connections has run no task for half a second: it is blocked, busy, or not driven; they are opened \
+                 again where the client is used next"
             );
             self.abandon();
         }

@@ -4,8 +4,8 @@
 //! a while. If one were executed after the release of its lease, it would take a lock that nobody uses. So before a new
 //! link is used, the server is asked to close the previous one; requests on it are then no longer executed.
 //!
-//! The client libraries do not notice a link that swallows everything while commands are still being written. As soon as a call is
-//! answered late, another link is opened beside the current one, and takes its place if the server answers on it and still not on the
+//! The client libraries do not notice a link that swallows everything while commands are still being written. If nothing is answered for
+//! a reply timeout, another link is opened beside the current one, and takes its place if the server answers on it and still not on the
 //! other. If it does not answer there either for two timeouts, the link is given up.
 //!
 //! A link that ends is replaced at once and in silence: servers close idle connections, and nothing is wrong with the store. Only if
@@ -99,7 +99,7 @@ pub(super) struct Connection {
     /// The number of the task that keeps it connected, which is odd; an even number while there is none. Changed while `state` is
     /// locked.
     task: AtomicU64,
-    /// Notified when a call was answered late: perhaps the current link swallows everything.
+    /// Notified when a call was not answered in time: perhaps the current link swallows everything.
     late: Notify,
     /// Whether a call was not answered, or found no link, in time: perhaps the runtime of that task is not driven.
     suspect: AtomicBool,
@@ -472,6 +472,13 @@ impl Connection {
     async fn until_superseded(&self) -> (Arc<dyn Link>, Server) {
         loop {
             self.late.notified().await;
+            // A server that stands still for a moment is not asked for another connection.
+            while let Some(left) = self.silence_left() {
+                sleep(left).await;
+            }
+            if !self.is_silent() {
+                continue;
+            }
             match self.reach().await {
                 Ok((link, server)) => {
                     if !self.is_silent() {
@@ -485,6 +492,13 @@ impl Connection {
                 }
             }
         }
+    }
+
+    /// How much longer the server must be silent on the current link until another one is opened; `None` if it is not silent, or was
+    /// silent for long enough.
+    fn silence_left(&self) -> Option<Duration> {
+        let since = self.state.lock().silent_since?;
+        self.timeouts().reply.checked_sub(since.elapsed()).filter(|left| !left.is_zero())
     }
 
     fn is_silent(&self) -> bool {
