@@ -99,7 +99,8 @@ async fn servers_that_are_not_there() {
     // How long that takes is up to the resolver.
     let error =
         Client::connect("redis://no-such-host.invalid").await.expect_err("nobody is there").to_string();
-    let expected = "connect at redis://no-such-host.invalid:6379: store unavailable: the request was not sent: failed to lookup address";
+    let expected = "connect at redis://no-such-host.invalid:6379: store unavailable: the request was not sent: \
+         `no-such-host.invalid` could not be resolved: failed to lookup address";
     assert!(error.starts_with(expected) && !error.contains("Custom {"), "{error}");
 }
 
@@ -157,21 +158,33 @@ async fn what_the_server_says_is_repeated_without_additions() -> Result<(), Erro
     let mutex = client.mutex("a")?;
     mutex.lock().await?.release().await?;
     let mut raw = server.raw();
-    for (set, reset, word) in [
-        (["CONFIG", "SET", "maxmemory", "1"], ["CONFIG", "SET", "maxmemory", "0"], "OOM command not allowed"),
+    let for_now = "store unavailable: declined for now: ";
+    for (set, reset, word, what) in [
+        (
+            ["CONFIG", "SET", "maxmemory", "1"],
+            ["CONFIG", "SET", "maxmemory", "0"],
+            "OOM command not allowed",
+            for_now,
+        ),
         (
             ["CONFIG", "SET", "min-replicas-to-write", "3"],
             ["CONFIG", "SET", "min-replicas-to-write", "0"],
             "NOREPLICAS Not enough good replicas",
+            for_now,
         ),
-        (["ACL", "SETUSER", acl::user(), "-evalsha"], ["ACL", "SETUSER", acl::user(), "+evalsha"], "NOPERM"),
+        (
+            ["ACL", "SETUSER", acl::user(), "-evalsha"],
+            ["ACL", "SETUSER", acl::user(), "+evalsha"],
+            "NOPERM",
+            "refused by the store: ",
+        ),
     ] {
         assert_eq!(raw.send(&set).text().as_deref(), Some("OK"));
         let error = mutex.try_lock().await.expect_err(word);
         assert_eq!(raw.send(&reset).text().as_deref(), Some("OK"));
         let text = error.to_string();
         // Without anything in front of it; for a script, later servers say so themselves.
-        let before = format!("acquire `a` at redis://127.0.0.1:{}: refused by the store: ", server.port());
+        let before = format!("acquire `a` at redis://127.0.0.1:{}: {what}", server.port());
         let said = text.strip_prefix(&before).unwrap_or_else(|| panic!("{text}"));
         assert!(said.starts_with(word), "{text}");
         assert!(!text.contains("Unknown Error"), "{text}");

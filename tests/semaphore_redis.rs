@@ -42,7 +42,7 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::Duration;
 
 use futures::FutureExt;
-use futures::future::{join_all, select_all};
+use futures::future::{join, join_all, select_all};
 use leasehold::backend::{BackendError, Kind};
 use leasehold::{Client, Error, Guard, LossReason, SemaphoreOptions};
 use locks::{
@@ -782,8 +782,14 @@ async fn a_full_store_refuses_new_requests_and_still_renews_and_hands_over<S: Se
     let waiters = queue_up(&[S::of(&two, 3)], &[1, 2]).await;
     let part = guard.split(1).expect("of three");
     assert_eq!(raw.send(&["CONFIG", "SET", "maxmemory", "1"]), Reply::ok());
-    assert_refused(within(SOON, S::named(&two, "other", 3).try_acquire()).await);
-    assert_refused(within(SOON, S::of(&one, 3).acquire()).await);
+    let (free, taken) = (S::named(&two, "other", 3), S::of(&one, 3));
+    let limit = Duration::from_millis(400);
+    let asked = join(free.try_acquire(), taken.acquire_timeout(limit));
+    let (free, taken) = within(SOON * 2, asked).await;
+    for error in [free.map(drop), taken.map(drop)].map(|result| result.expect_err("there is no memory")) {
+        let is_unavailable = matches!(error, Error::StoreUnavailable { .. });
+        assert!(is_unavailable && error.to_string().contains("OOM"), "{error}");
+    }
     renewed(&guard).await;
     part.release().await.expect("held to the end");
     guard.release().await.expect("held to the end");

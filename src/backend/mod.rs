@@ -46,8 +46,8 @@
 //!     both limits. It stays in force while there are holders or waiters, and for one to two TTLs afterwards. `set_limit`
 //!     changes it for all clients at once, including those that know its version, and revokes nothing.
 //! 14. A lease that was released by force is remembered until it would have ended: its renewal is answered with lost for the reason
-//!     [`Revoked`](crate::LossReason::Revoked), and its release with [`Released::Revoked`], whether or not the event has arrived, and
-//!     whoever holds the lock by then. A store that has lost its data does not know. It may forget those that end first if there are more
+//!     [`Revoked`](crate::LossReason::Revoked), whether or not the event has arrived, and whoever holds the
+//!     lock by then. Its release may be answered with [`Released::Revoked`]; a client asks about a lease that was gone. A store that has lost its data does not know. It may forget those that end first if there are more
 //!     than a few dozen.
 
 use std::fmt;

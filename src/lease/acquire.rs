@@ -192,7 +192,7 @@ impl<'a> Waiter<'a> {
 
     async fn attempt(&mut self) -> Result<Option<Hold>, Error> {
         if !self.wait_for_releases().await {
-            let answers = self.keeper.backend.state().status.is_connected();
+            let answers = probe(self.keeper, self.resource, Some(Instant::now())).await;
             return self.time_is_up(answers);
         }
         loop {

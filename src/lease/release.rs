@@ -26,7 +26,7 @@ use super::acquire::PERSIST;
 use super::keeper::Keeper;
 use super::lease::{Hold, Lease};
 use super::release_queue::{LAST_RELEASES, MAX_RELEASES, Number, PendingRelease};
-use crate::backend::{BackendError, LeaseRef, Released};
+use crate::backend::{BackendError, LeaseRef, Released, Renew, Renewal};
 use crate::background;
 use crate::error::{Error, LossReason};
 use crate::runtime::spawn_on;
@@ -116,6 +116,7 @@ impl Keeper {
         let renewed = renewing.and_then(|renewing| self.stop_renewing(ScopeGuard::into_inner(renewing)));
         let (ends, is_gone_in_time) = renewed.unwrap_or((ends, false));
         let found = answer.map_err(|error| self.error(error, "release", Some(hold.name())))?;
+        let found = if is_part { found } else { self.explained(lease, found).await };
         // The release of a part may find nothing because the rest of the lease was released in the meantime.
         let overtaken = is_part && lease.is_released();
         match lost_before(found, ends, is_gone_in_time).filter(|_| !overtaken) {
@@ -129,6 +130,18 @@ impl Keeper {
                 }
                 Err(hold.loss_error(reason))
             }
+        }
+    }
+
+    /// A lease that was released by force is gone, and some stores say why only if it is renewed.
+    async fn explained(&self, lease: &Lease, found: Released) -> Released {
+        if !matches!(found, Released::Taken | Released::Absent) {
+            return found;
+        }
+        let renewal = [Renew::new(lease.lease_ref().clone(), lease.terms().ttl)];
+        match self.backend.renew(&renewal).next().await {
+            Some((_, Ok(Renewal::Lost(LossReason::Revoked)))) => Released::Revoked,
+            _ => found,
         }
     }
 

@@ -94,7 +94,7 @@ pub(crate) fn releases(request: &Request) -> bool {
 }
 
 pub(crate) fn releases_by_force(request: &Request) -> bool {
-    is_call(request, 3, 0)
+    is_call(request, 4, 0)
 }
 
 pub(crate) fn renews(request: &Request) -> bool {

@@ -295,14 +295,5 @@ async fn release(
         (false, 0) => lock::to_release(lease, gap),
         (false, _) => return Ok(Released::Held),
     };
-    let released = transport.ask(operation, transport.reply_timeout, read_released).await?;
-    let is_gone = matches!(released, Released::Taken | Released::Absent);
-    if !is_gone || lease.resource.kind.is_semaphore() {
-        return Ok(released);
-    }
-    match lock::was_revoked(transport, lease, transport.reply_timeout).await {
-        Ok(true) => Ok(Released::Revoked),
-        Ok(false) | Err(BackendError::Refused { .. } | BackendError::WrongType { .. }) => Ok(released),
-        Err(error) => Err(error),
-    }
+    transport.ask(operation, transport.reply_timeout, read_released).await
 }
