@@ -237,7 +237,8 @@ async fn a_lease_that_cannot_be_renewed_is_lost_when_it_ends_and_waiters_continu
     stranger.execute_batch("BEGIN IMMEDIATE").expect("nobody writes");
     let begun = Instant::now();
     let reason = within(SOON, held.lost()).await;
-    assert_eq!(reason, LossReason::StoreUnreachable, "{reason:?}");
+    // The file can be read, and somebody else writes: each renewal was refused for now.
+    assert_eq!(reason, LossReason::StoreRefused, "{reason:?}");
     assert!(begun.elapsed() < SECOND * 2, "{:?}", begun.elapsed());
     assert!(!waiter.is_finished());
     stranger.execute_batch("ROLLBACK").expect("it was the writer");
