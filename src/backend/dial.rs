@@ -13,6 +13,7 @@ use std::time::Duration;
 use futures::stream::FuturesUnordered;
 use futures::{FutureExt, StreamExt};
 use parking_lot::Mutex;
+#[cfg(feature = "_redis")]
 use tokio::net::TcpStream;
 use tokio::sync::oneshot;
 use tokio::time::{Instant, timeout_at};
@@ -65,6 +66,7 @@ where
 /// # Errors
 ///
 /// If the name is not resolved, or no address accepts within the limit; the text names each, and why.
+#[cfg(feature = "_redis")]
 pub(super) async fn connect(host: &str, port: u16, limit: Duration) -> io::Result<TcpStream> {
     let end = Instant::now() + limit;
     let late =
@@ -76,6 +78,7 @@ pub(super) async fn connect(host: &str, port: u16, limit: Duration) -> io::Resul
         .map_err(|failures| all_failed(&addresses, failures))
 }
 
+#[cfg(feature = "_redis")]
 fn all_failed(addresses: &[SocketAddr], mut failures: Vec<Option<io::Error>>) -> io::Error {
     if let [Some(_)] = failures[..] {
         return failures.remove(0).unwrap_or_else(|| io::ErrorKind::TimedOut.into());

@@ -40,12 +40,18 @@ impl Wire {
 
     /// Whether a server leads or follows, in its words; `None` if it serves nobody now.
     pub(crate) fn mode(port: u16) -> Option<String> {
+        let text = Self::ask(port, "srvr")?;
+        text.lines().find_map(|line| line.strip_prefix("Mode: ").map(str::to_owned))
+    }
+
+    /// What a server answers to a command of four letters, which its settings have to allow.
+    pub(crate) fn ask(port: u16, command: &str) -> Option<String> {
         let mut stream = TcpStream::connect(("127.0.0.1", port)).ok()?;
         stream.set_read_timeout(Some(TIMEOUT)).expect("a setting");
-        stream.write_all(b"srvr").ok()?;
+        stream.write_all(command.as_bytes()).ok()?;
         let mut text = String::new();
         stream.read_to_string(&mut text).ok()?;
-        text.lines().find_map(|line| line.strip_prefix("Mode: ").map(str::to_owned))
+        Some(text)
     }
 
     /// Ends the session of somebody else. Its password follows from its number.

@@ -212,9 +212,11 @@ impl Settings {
         })
     }
 
-    /// What each server may take of the time for connecting, so that one that hangs leaves time for the others.
-    pub(super) fn time_per_server(&self) -> Duration {
-        self.connect_timeout / u32::try_from(self.servers.len()).unwrap_or(u32::MAX)
+    /// What each server may take of the time for connecting, so that one that hangs leaves time for the others. It is doubled after each round
+    /// in which none has answered, up to the whole time: perhaps all of them are slow.
+    pub(super) fn time_per_server(&self, failed_rounds: u32) -> Duration {
+        let share = self.connect_timeout / u32::try_from(self.servers.len()).unwrap_or(u32::MAX);
+        share.saturating_mul(2_u32.saturating_pow(failed_rounds)).min(self.connect_timeout)
     }
 
     /// Who may use the nodes that are created.

@@ -1,14 +1,15 @@
 //! A connection to a server, and the handshake that begins or resumes a session on it.
 
 use std::io;
+use std::net::SocketAddr;
 use std::time::Duration;
 
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
+use tokio::net::TcpStream;
 
 use super::builder::{Server, Settings};
 use super::failure::{Code, Malformed};
 use super::jute::{Message, Reader};
-use crate::backend::dial;
 use crate::backend::records::{Failure, Remedy};
 use crate::backend::tls::explain;
 
@@ -46,17 +47,22 @@ pub(super) struct Link {
 }
 
 impl Link {
-    /// Connects, and begins or resumes a session.
+    /// Connects to an address of a server, and begins or resumes a session.
     pub(super) async fn open(
         server: &Server,
+        address: SocketAddr,
         settings: &Settings,
         identity: Option<&Identity>,
         last_zxid: i64,
     ) -> Result<Handshake, Failure> {
-        let wire = connect(server, settings).await?;
+        let wire = connect(server, address, settings).await?;
         let mut link = Self { wire, received: Vec::new() };
-        link.send(handshake(settings, identity, last_zxid)).await?;
-        let reply = match link.next().await {
+        // The server may have closed the connection before that is written.
+        let answered = match link.send(handshake(settings, identity, last_zxid)).await {
+            Ok(()) => link.next().await,
+            Err(failure) => Err(failure),
+        };
+        let reply = match answered {
             Ok(reply) => reply,
             Err(failure) if identity.is_some() => return Ok(Handshake::Refused(unanswered(&failure))),
             Err(failure) => return Err(unanswered(&failure)),
@@ -66,13 +72,13 @@ impl Link {
         Ok(Handshake::Session(link, identity))
     }
 
-    async fn send(&mut self, message: Vec<u8>) -> Result<(), Failure> {
+    pub(super) async fn send(&mut self, message: Vec<u8>) -> Result<(), Failure> {
         self.wire.write_all(&message).await.map_err(lost)?;
         self.wire.flush().await.map_err(lost)
     }
 
     /// The next message, without its length.
-    async fn next(&mut self) -> Result<Vec<u8>, Failure> {
+    pub(super) async fn next(&mut self) -> Result<Vec<u8>, Failure> {
         loop {
             if let Some(message) = self.take()? {
                 return Ok(message);
@@ -121,9 +127,16 @@ impl Link {
     }
 }
 
-async fn connect(server: &Server, settings: &Settings) -> Result<Box<dyn Wire>, Failure> {
-    let stream =
-        dial::connect(&server.host, server.port, settings.time_per_server()).await.map_err(unreachable)?;
+async fn connect(
+    server: &Server,
+    address: SocketAddr,
+    settings: &Settings,
+) -> Result<Box<dyn Wire>, Failure> {
+    let stream = TcpStream::connect(address).await.map_err(|error| match error.kind() {
+        // It was accepted, and closed before this program has noticed that it was.
+        io::ErrorKind::BrokenPipe | io::ErrorKind::ConnectionReset => unanswered(&lost(error)),
+        _ => unreachable(error),
+    })?;
     stream.set_nodelay(true).map_err(unreachable)?;
     let Some(tls) = &settings.tls else { return Ok(Box::new(stream)) };
     let encrypted = tls.connect(&server.host, stream).await;
@@ -149,7 +162,7 @@ fn read_handshake(reply: &[u8]) -> Result<Option<Identity>, Malformed> {
     Ok((!timeout.is_zero()).then_some(Identity { id, password, timeout }))
 }
 
-fn unreachable(error: io::Error) -> Failure {
+pub(super) fn unreachable(error: io::Error) -> Failure {
     Failure::unavailable(error.to_string())
 }
 

@@ -5,6 +5,7 @@
 
 use std::collections::VecDeque;
 use std::io;
+use std::net::SocketAddr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
@@ -16,16 +17,19 @@ use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
 use tokio::sync::{oneshot, watch};
 use tokio::time::{sleep, sleep_until, timeout};
 
-use super::builder::Settings;
+use super::builder::{Server, Settings};
 use super::failure::{Code, Malformed};
 use super::jute::{Message, Reader};
-use super::link::{Handshake, Identity, Link, lost};
+use super::link::{Handshake, Identity, Link, lost, unreachable};
 use super::op::{MAX_REQUEST, Op, Reply};
-use crate::backend::records::{Failure, Health, Purpose};
-use crate::runtime::spawn_on;
+use crate::backend::dial;
+use crate::backend::records::{Failure, Health, Purpose, Remedy};
+use crate::runtime::{spawn, spawn_on};
 
 /// The pause between attempts to connect: it grows from the first of these to the second.
 const PAUSES: (Duration, Duration) = (Duration::from_millis(20), Duration::from_millis(200));
+/// How long the reply to a ping is waited for at least, unless the time limit for replies is shorter.
+const MIN_PING: Duration = Duration::from_millis(500);
 /// How long a connection on which nothing is sent is left alone at most.
 const MAX_IDLE: Duration = Duration::from_secs(5);
 
@@ -117,6 +121,7 @@ impl Session {
             last_zxid: 0,
             last_contact: Instant::now(),
             next_server: fresh_number() % self.settings.servers.len(),
+            failed_rounds: 0,
         };
         spawn_on(runtime, carrier.run());
     }
@@ -171,6 +176,8 @@ struct Carrier {
     last_zxid: i64,
     last_contact: Instant,
     next_server: usize,
+    /// How often all servers have been asked to resume the session without success.
+    failed_rounds: u32,
 }
 
 impl Carrier {
@@ -179,23 +186,26 @@ impl Carrier {
         loop {
             sleep(pause).await;
             pause = (pause * 2).clamp(PAUSES.0, PAUSES.1);
-            let (failure, is_away) = match self.connect().await {
-                Ok(link) => {
-                    self.health.succeeded(Purpose::Changes);
-                    pause = Duration::ZERO;
-                    match self.drive(link).await {
-                        Some(failure) => (failure, false),
-                        None => break,
+            let link = match self.connect().await {
+                Ok(link) => link,
+                Err(failure) => {
+                    // First, so that callers whose requests fail below find the reason in the state.
+                    self.health.failed(Purpose::Changes, &failure.why);
+                    tracing::debug!(store = %self.settings.address, %failure, "no server can be reached");
+                    if self.fail_pending(&failure) {
+                        break;
                     }
+                    continue;
                 }
-                Err(failure) => (failure, true),
             };
-            // First, so that callers whose requests fail below find the reason in the state.
-            self.health.failed(Purpose::Changes, &failure.why);
-            tracing::debug!(store = %self.settings.address, %failure, "the connection is lost");
-            if is_away && self.fail_pending(&failure) {
-                break;
+            self.health.succeeded(Purpose::Changes);
+            let begun = Instant::now();
+            let Some(failure) = self.drive(link).await else { break };
+            if begun.elapsed() > PAUSES.1 {
+                pause = Duration::ZERO;
             }
+            // Unless a call could not be done, nobody needs to know: it is replaced first.
+            tracing::debug!(store = %self.settings.address, %failure, "the connection is lost");
         }
         self.state.ended.send_replace(true);
     }
@@ -214,43 +224,87 @@ impl Carrier {
         }
     }
 
-    /// Tries each of the servers once.
     async fn connect(&mut self) -> Result<Link, Failure> {
+        if self.identity.is_some()
+            && let Some(link) = self.resume().await?
+        {
+            return Ok(link);
+        }
+        self.begin_session().await
+    }
+
+    /// Begins a session on whichever server answers first.
+    async fn begin_session(&mut self) -> Result<Link, Failure> {
         let count = self.settings.servers.len();
-        let each = self.settings.time_per_server();
-        let mut tried = 0;
-        loop {
-            let server = &self.settings.servers[self.next_server];
-            let opening = Link::open(server, &self.settings, self.identity.as_ref(), self.last_zxid);
-            let opened = timeout(each, opening).await.unwrap_or_else(|_| Err(Failure::timed_out(each)));
-            let failure = match opened {
-                Ok(Handshake::Session(link, identity)) => {
-                    self.begin(identity);
-                    return Ok(link);
-                }
-                Ok(Handshake::Expired) if self.identity.is_some() => {
-                    self.forget_session();
-                    continue;
-                }
-                Ok(Handshake::Expired) => Failure::unavailable("the server did not start a session"),
-                // A server that has lost its data will never accept it.
-                Ok(Handshake::Refused(failure)) => {
-                    let lasts = self.identity.as_ref().map_or(Duration::ZERO, |known| known.timeout);
-                    if self.last_contact.elapsed() > lasts {
-                        self.forget_session();
-                        continue;
-                    }
-                    failure
-                }
-                Err(failure) => failure,
-            };
-            let failure = Failure { why: format!("{server}: {}", failure.why), ..failure };
-            self.next_server = (self.next_server + 1) % count;
-            tried += 1;
-            if tried >= count {
-                return Err(failure);
+        let order: Vec<_> = (0..count).map(|n| (self.next_server + n) % count).collect();
+        let begin = |n| {
+            let settings = Arc::clone(&self.settings);
+            async move { session_of_server(settings, n).await.map(|begun| (n, begun)) }
+        };
+        match dial::race(order.iter().copied(), self.settings.connect_timeout, begin).await {
+            Ok((server, (link, identity))) => {
+                self.next_server = server;
+                self.begin(identity);
+                Ok(link)
+            }
+            Err(failures) => {
+                let names = order.iter().map(|n| self.settings.servers[*n].to_string());
+                let failure = all_failed(names, failures, self.settings.connect_timeout);
+                self.next_server = (self.next_server + 1) % count;
+                Err(failure)
             }
         }
+    }
+
+    /// Asks the servers one after another, because the session moves to the one that was asked last: each has a share of the time limit.
+    /// `None` if the session has ended.
+    async fn resume(&mut self) -> Result<Option<Link>, Failure> {
+        let count = self.settings.servers.len();
+        let (mut names, mut failures) = (Vec::new(), Vec::new());
+        for _ in 0..count {
+            let server = self.settings.servers[self.next_server].clone();
+            match self.resume_at(&server).await {
+                Ok(resumed) => return Ok(resumed),
+                Err(failure) => failures.push(Some(failure)),
+            }
+            names.push(server.to_string());
+            self.next_server = (self.next_server + 1) % count;
+        }
+        // Perhaps all of them are slow.
+        self.failed_rounds += 1;
+        Err(all_failed(names.into_iter(), failures, self.settings.connect_timeout))
+    }
+
+    async fn resume_at(&mut self, server: &Server) -> Result<Option<Link>, Failure> {
+        let Some(known) = self.identity.clone() else { return Ok(None) };
+        let share = self.settings.time_per_server(self.failed_rounds);
+        let end = Instant::now() + share;
+        let resolving = timeout(share / 2, dial::resolve(&server.host, server.port));
+        let addresses = resolving.await.map_err(|_| Failure::timed_out(share / 2))?.map_err(unreachable)?;
+        let mut failures = Vec::new();
+        for (address, left) in addresses.iter().zip((1..=addresses.len()).rev()) {
+            let left = u32::try_from(left).unwrap_or(u32::MAX);
+            let limit = end.saturating_duration_since(Instant::now()) / left;
+            let opening = Link::open(server, *address, &self.settings, Some(&known), self.last_zxid);
+            let opened = timeout(limit, opening).await.unwrap_or_else(|_| Err(Failure::timed_out(limit)));
+            match opened {
+                Ok(Handshake::Session(link, identity)) => {
+                    self.begin(identity);
+                    return Ok(Some(link));
+                }
+                Ok(Handshake::Expired) => {
+                    self.forget_session();
+                    return Ok(None);
+                }
+                // A server that has lost its data will never accept it.
+                Ok(Handshake::Refused(_)) if self.last_contact.elapsed() > known.timeout => {
+                    self.forget_session();
+                    return Ok(None);
+                }
+                Ok(Handshake::Refused(failure)) | Err(failure) => failures.push(Some(failure)),
+            }
+        }
+        Err(failure_of_addresses(&addresses, failures, share))
     }
 
     fn begin(&mut self, identity: Identity) {
@@ -259,6 +313,7 @@ impl Carrier {
         self.state.connections.fetch_add(1, Ordering::Relaxed);
         self.identity = Some(identity);
         self.last_contact = Instant::now();
+        self.failed_rounds = 0;
         self.signal(Signal::Connected);
     }
 
@@ -275,11 +330,12 @@ impl Carrier {
     async fn drive(&mut self, link: Link) -> Option<Failure> {
         let mut traffic = Traffic::new(link, self.state.connections.load(Ordering::Relaxed));
         let uncontended = (self.timeout_of_session() / 3).min(MAX_IDLE);
+        let limits = Limits::new(self.settings.reply_timeout, self.timeout_of_session());
         let failure = loop {
             if traffic.is_done() {
                 return None;
             }
-            let deadline = traffic.deadline(self.settings.reply_timeout, uncontended);
+            let deadline = traffic.deadline(limits, uncontended);
             tokio::select! {
                 biased;
                 received = traffic.exchange() => {
@@ -289,13 +345,19 @@ impl Carrier {
                 }
                 request = self.requests.recv(), if !traffic.is_closing => self.send(request, &mut traffic),
                 () = sleep_until(deadline.into()) => {
-                    if traffic.is_overdue(self.settings.reply_timeout) {
+                    if traffic.is_overdue(limits) {
+                        // It would probably not answer now either.
+                        self.next_server = (self.next_server + 1) % self.settings.servers.len();
                         break Failure::timed_out(self.settings.reply_timeout);
                     }
                     traffic.ping_if_due(uncontended);
                 }
             }
         };
+        if !traffic.is_closing && !traffic.pipelines.is_empty() {
+            // First, so that callers whose requests fail find the reason in the state.
+            self.health.failed(Purpose::Changes, &failure.why);
+        }
         traffic.abandon(&failure);
         (!traffic.is_closing).then_some(failure)
     }
@@ -339,6 +401,74 @@ impl Carrier {
     }
 }
 
+/// A new session on whichever address of a server answers first.
+async fn session_of_server(settings: Arc<Settings>, n: usize) -> Result<(Link, Identity), Failure> {
+    let server = &settings.servers[n];
+    let limit = settings.connect_timeout;
+    let addresses = dial::resolve(&server.host, server.port).await.map_err(unreachable)?;
+    let begin = |address| session_at(Arc::clone(&settings), n, address);
+    let begun = dial::race(addresses.iter().copied(), limit, begin).await;
+    begun.map_err(|failures| failure_of_addresses(&addresses, failures, limit))
+}
+
+/// A new session, begun in a task of its own: if another server or address was faster, the session is ended again.
+async fn session_at(
+    settings: Arc<Settings>,
+    n: usize,
+    address: SocketAddr,
+) -> Result<(Link, Identity), Failure> {
+    let (answer, answered) = oneshot::channel();
+    let limit = settings.connect_timeout;
+    drop(spawn(async move {
+        let opening = Link::open(&settings.servers[n], address, &settings, None, 0);
+        let opened = timeout(limit, opening).await.unwrap_or_else(|_| Err(Failure::timed_out(limit)));
+        let begun = match opened {
+            Ok(Handshake::Session(link, identity)) => Ok((link, identity)),
+            Ok(Handshake::Expired) => Err(Failure::unavailable("the server did not start a session")),
+            Ok(Handshake::Refused(failure)) | Err(failure) => Err(failure),
+        };
+        if let Err(Ok((link, _))) = answer.send(begun) {
+            // What does not end in time ends by itself, when the session's time is over.
+            let _ = timeout(limit, end_session(link)).await;
+        }
+    }));
+    answered.await.unwrap_or_else(|gone| Err(Failure::unavailable(gone.to_string())))
+}
+
+/// On a connection on which nothing was asked for yet.
+async fn end_session(mut link: Link) -> Result<(), Failure> {
+    let mut message = Message::new();
+    message.int(1).int(CLOSE);
+    link.send(message.finish()).await?;
+    link.next().await.map(drop)
+}
+
+/// Why nothing could be reached at any of these addresses of a server.
+fn failure_of_addresses(
+    addresses: &[SocketAddr],
+    mut failures: Vec<Option<Failure>>,
+    limit: Duration,
+) -> Failure {
+    if failures.len() == 1 {
+        return failures.remove(0).unwrap_or_else(|| Failure::timed_out(limit));
+    }
+    all_failed(addresses.iter().map(ToString::to_string), failures, limit)
+}
+
+/// Why each of several was of no use; what has to be mended counts more than what may pass by itself.
+fn all_failed(
+    names: impl Iterator<Item = String>,
+    failures: Vec<Option<Failure>>,
+    limit: Duration,
+) -> Failure {
+    let failures: Vec<_> =
+        failures.into_iter().map(|failure| failure.unwrap_or_else(|| Failure::timed_out(limit))).collect();
+    let each = names.zip(&failures).map(|(name, failure)| format!("{name}: {}", failure.why));
+    let why = each.collect::<Vec<_>>().join("; ");
+    let most = failures.into_iter().max_by_key(|failure| failure.remedy == Remedy::Fix);
+    Failure { why, ..most.unwrap_or_else(|| Failure::timed_out(limit)) }
+}
+
 fn read_event(reader: &mut Reader<'_>) -> Result<Option<Signal>, Malformed> {
     const DELETED: i32 = 2;
     const CHANGED: i32 = 3;
@@ -370,6 +500,20 @@ async fn push(
 /// Negative numbers are those of other messages.
 const fn following(xid: i32) -> i32 {
     if xid == i32::MAX { 1 } else { xid + 1 }
+}
+
+/// How long the server may take to answer.
+#[derive(Clone, Copy, Debug)]
+struct Limits {
+    reply: Duration,
+    /// So short that a server that hangs is noticed before the session has ended.
+    ping: Duration,
+}
+
+impl Limits {
+    fn new(reply: Duration, session: Duration) -> Self {
+        Self { reply, ping: reply.min((session / 3).max(MIN_PING)) }
+    }
 }
 
 /// What is on its way through a connection.
@@ -488,16 +632,20 @@ impl Traffic {
         }
     }
 
-    fn deadline(&self, reply_timeout: Duration, uncontended: Duration) -> Instant {
-        let waits_since =
-            self.pipelines.front().map(|pipeline| pipeline.sent).into_iter().chain(self.pinged).min();
+    fn deadline(&self, limits: Limits, uncontended: Duration) -> Instant {
         let ping = self.last_sent + uncontended;
-        waits_since.map_or(ping, |since| ping.min(since + reply_timeout))
+        self.end_of_wait(limits).map_or(ping, |end| ping.min(end))
     }
 
-    fn is_overdue(&self, reply_timeout: Duration) -> bool {
-        let first = self.pipelines.front().map(|pipeline| pipeline.sent);
-        first.into_iter().chain(self.pinged).any(|sent| sent.elapsed() >= reply_timeout)
+    fn is_overdue(&self, limits: Limits) -> bool {
+        self.end_of_wait(limits).is_some_and(|end| end <= Instant::now())
+    }
+
+    /// When the server has to have answered.
+    fn end_of_wait(&self, limits: Limits) -> Option<Instant> {
+        let request = self.pipelines.front().map(|pipeline| pipeline.sent + limits.reply);
+        let ping = self.pinged.map(|sent| sent + if self.is_closing { limits.reply } else { limits.ping });
+        request.into_iter().chain(ping).min()
     }
 
     fn ping_if_due(&mut self, uncontended: Duration) {
