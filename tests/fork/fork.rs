@@ -29,17 +29,22 @@ use std::pin::Pin;
 use std::time::{Duration, Instant};
 
 use leasehold::{Client, DistMutex, Error, Guard, MutexOptions};
-use support::{Worker, say, within, worker_args};
+use support::{Worker, eventually, say, within, worker_args};
 use tokio::runtime::{Builder, Runtime};
 use tokio::time::{sleep, timeout};
 
 const SECOND: Duration = Duration::from_secs(1);
 /// How long a new client may take to connect in the child.
 const CONNECT: Duration = Duration::from_secs(5);
-/// How long a request of the parent may take. The machine may be busy.
-const REQUEST: Duration = Duration::from_millis(1500);
+/// The machine may be busy: for less than that.
+const TTL: Duration = Duration::from_secs(3);
+/// How long a request of the parent may take: what is not answered on a connection is given up after that.
+const REQUEST: Duration = Duration::from_secs(2);
 /// How long the child may take for everything.
 const CHILD: Duration = Duration::from_secs(20);
+
+/// What the child's new client locks.
+const OF_CHILD: &str = "of the child";
 
 type Waiting = Pin<Box<dyn Future<Output = Result<Guard, Error>> + Send>>;
 
@@ -64,17 +69,17 @@ fn runtime_of(flavor: &str) -> Runtime {
     builder.worker_threads(2).enable_all().build().expect("a runtime")
 }
 
-fn mutex_of(client: &Client, name: &str, ttl: Duration) -> DistMutex {
-    client.mutex_with(name, MutexOptions::new().ttl(ttl)).expect("valid")
+fn mutex_of(client: &Client, name: &str) -> DistMutex {
+    client.mutex_with(name, MutexOptions::new().ttl(TTL)).expect("valid")
 }
 
-async fn prepare(url: &str, ttl: Duration) -> State {
+async fn prepare(url: &str) -> State {
     let client = Client::connect(url).await.expect("connected");
-    let mutex = mutex_of(&client, "forked", ttl);
+    let mutex = mutex_of(&client, "forked");
     let guard = mutex.lock().await.expect("free");
     let mut more = Vec::new();
     for name in ["released", "dropped"] {
-        more.push(mutex_of(&client, name, ttl).lock().await.expect("free"));
+        more.push(mutex_of(&client, name).lock().await.expect("free"));
     }
     let waiter = mutex.clone();
     let mut waiting: Waiting = Box::pin(async move { waiter.lock().await });
@@ -111,11 +116,9 @@ fn kill(child: libc::pid_t) {
 fn forking_worker() {
     let Some(args) = worker_args() else { return };
     let mut words = args.split(' ');
-    let (url, flavor, ttl) = (words.next(), words.next(), words.next());
-    let (url, flavor) = (url.expect("a URL"), flavor.expect("a flavor"));
-    let ttl = Duration::from_millis(ttl.and_then(|ms| ms.parse().ok()).expect("a time"));
+    let (url, flavor) = (words.next().expect("a URL"), words.next().expect("a flavor"));
     let runtime = runtime_of(flavor);
-    let state = runtime.block_on(prepare(url, ttl));
+    let state = runtime.block_on(prepare(url));
     let Some(child) = fork() else {
         // The parent's runtime has no threads here, and its sockets belong to the parent.
         forget(runtime);
@@ -123,7 +126,7 @@ fn forking_worker() {
         // As `main` ends: what runs at exit runs.
         std::process::exit(i32::from(done.is_err()));
     };
-    runtime.block_on(in_parent(state, child, ttl));
+    runtime.block_on(in_parent(state, child));
     say("done");
 }
 
@@ -156,9 +159,14 @@ fn in_child(state: State) {
     drop((mutex, guard, client));
     runtime.block_on(async {
         let client = within(CONNECT, Client::connect(&url)).await.expect("a new client connects");
-        let forked = mutex_of(&client, "forked", SECOND * 2).try_lock().await.expect("answered");
+        let forked = mutex_of(&client, "forked").try_lock().await.expect("answered");
         assert_eq!(forked.is_some(), url == "memory:", "the parent holds the lock");
-        let own = mutex_of(&client, "of the child", SECOND * 2).lock().await.expect("free");
+        let mutex = mutex_of(&client, OF_CHILD);
+        let own = mutex.lock().await.expect("free");
+        if url != "memory:" {
+            let waits = async || mutex.inspect().await.is_ok_and(|now| !now.waiters.is_empty());
+            eventually(CONNECT, waits).await;
+        }
         own.release().await.expect("released");
         drop(forked);
         client.shutdown().await.expect("shut down");
@@ -172,16 +180,24 @@ fn assert_forked<T: std::fmt::Debug>(result: Result<T, Error>, operation: &str) 
     assert!(error.to_string().contains("the process id has changed"), "{operation}: {error}");
 }
 
-/// While the child does all that, and for two leases after it, nothing changes here.
-async fn in_parent(state: State, child: libc::pid_t, ttl: Duration) {
-    let State { client, mutex, guard, more, waiting, .. } = state;
+/// Waits for the lock that the child takes, which is passed on between the new client there and the one here.
+async fn wait_for_child(mutex: DistMutex) {
+    eventually(CHILD, || async { mutex.inspect().await.is_ok_and(|now| !now.holders.is_empty()) }).await;
+    let guard = within(CONNECT, mutex.lock()).await.expect("passed on");
+    guard.release().await.expect("released");
+}
+
+/// While the child does all that, for two leases and for one after it, nothing changes here.
+async fn in_parent(state: State, child: libc::pid_t) {
+    let State { url, client, mutex, guard, more, waiting } = state;
+    let passed_on = (url != "memory:").then(|| tokio::spawn(wait_for_child(mutex_of(&client, OF_CHILD))));
     let (limit, mut status) = (Instant::now() + CHILD, None);
-    let mut until = Instant::now() + ttl * 2;
+    let mut until = Instant::now() + TTL * 2;
     let mut round = 0;
     while status.is_none() || Instant::now() < until {
         if status.is_none() {
             status = ended(child);
-            until = Instant::now() + ttl * 2;
+            until = until.max(Instant::now() + TTL);
             if Instant::now() > limit {
                 kill(child);
                 panic!("the child does not end");
@@ -191,12 +207,15 @@ async fn in_parent(state: State, child: libc::pid_t, ttl: Duration) {
             assert!(guard.is_held(), "held: {}", guard.name());
         }
         round += 1;
-        let other = mutex_of(&client, &format!("other {round}"), ttl);
+        let other = mutex_of(&client, &format!("other {round}"));
         let other = within(REQUEST, other.try_lock()).await.expect("answered").expect("free");
         within(REQUEST, other.release()).await.expect("released");
         sleep(SECOND / 20).await;
     }
     assert_eq!(status, Some(0), "the child's status; its reason is on standard error");
+    if let Some(passed_on) = passed_on {
+        within(REQUEST, passed_on).await.expect("passed on");
+    }
     assert!(within(REQUEST, mutex.try_lock()).await.expect("answered").is_none(), "still held in the store");
     within(REQUEST, guard.release()).await.expect("released");
     let granted = within(CONNECT, waiting).await.expect("granted");
@@ -209,9 +228,9 @@ async fn in_parent(state: State, child: libc::pid_t, ttl: Duration) {
 
 // The tests
 
-async fn assert_fork_is_harmless(url: &str, ttl: Duration) {
+async fn assert_fork_is_harmless(url: &str) {
     let run = async |flavor: &str| {
-        let mut worker = Worker::start("forking_worker", &format!("{url} {flavor} {}", ttl.as_millis()));
+        let mut worker = Worker::start("forking_worker", &format!("{url} {flavor}"));
         assert_eq!(worker.line().await.as_deref(), Some("done"), "{url}, {flavor}");
     };
     run("current_thread").await;
@@ -220,47 +239,48 @@ async fn assert_fork_is_harmless(url: &str, ttl: Duration) {
 
 #[tokio::test]
 async fn in_memory() {
-    assert_fork_is_harmless("memory:", SECOND).await;
+    assert_fork_is_harmless("memory:").await;
 }
 
 #[cfg(feature = "redis")]
 #[tokio::test]
 async fn on_redis() {
     let Some(server) = support::RedisServer::start_or_skip("a fork with Redis") else { return };
-    assert_fork_is_harmless(&server.url(), SECOND).await;
+    assert_fork_is_harmless(&server.url()).await;
 }
 
 #[cfg(feature = "sqlite")]
 #[tokio::test]
 async fn on_sqlite() {
     let file = file::SqliteFile::new();
-    assert_fork_is_harmless(&file.url(), SECOND).await;
+    // What is passed on has to arrive by itself.
+    assert_fork_is_harmless(&format!("{}?poll_interval=60s", file.url())).await;
 }
 
 #[cfg(feature = "postgres")]
 #[tokio::test]
 async fn on_postgres() {
     let Some(server) = postgres::PostgresServer::start_or_skip("a fork with PostgreSQL") else { return };
-    assert_fork_is_harmless(&server.url(), SECOND).await;
+    assert_fork_is_harmless(&server.url()).await;
 }
 
 #[cfg(feature = "mysql")]
 #[tokio::test]
 async fn on_mysql() {
     let Some(server) = mysql::MysqlServer::start_or_skip("a fork with MySQL") else { return };
-    assert_fork_is_harmless(&server.url(), SECOND).await;
+    assert_fork_is_harmless(&server.url()).await;
 }
 
 #[cfg(feature = "etcd")]
 #[tokio::test]
 async fn on_etcd() {
     let Some(server) = etcd::EtcdServer::start_or_skip("a fork with etcd") else { return };
-    assert_fork_is_harmless(&server.url(), SECOND * 2).await;
+    assert_fork_is_harmless(&server.url()).await;
 }
 
 #[cfg(feature = "zookeeper")]
 #[tokio::test]
 async fn on_zookeeper() {
     let Some(server) = zookeeper::ZookeeperServer::start_or_skip("a fork with ZooKeeper") else { return };
-    assert_fork_is_harmless(&server.url(), SECOND).await;
+    assert_fork_is_harmless(&server.url()).await;
 }
