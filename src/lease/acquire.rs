@@ -475,7 +475,10 @@ impl<'a> Waiter<'a> {
 
 impl Drop for Waiter<'_> {
     fn drop(&mut self) {
-        self.leave();
+        // A copy in a process that was forked has no place and no request.
+        if !self.keeper.origin.is_elsewhere() {
+            self.leave();
+        }
     }
 }
 

@@ -52,6 +52,9 @@ impl Keeper {
     /// Has a release sent in the background. Outside a runtime it waits for that, because the process may end next: for up to 100 ms,
     /// not for a store that was too slow before, and not for ever if there are many guards.
     pub(super) fn queue_release(&self, pending: PendingRelease) {
+        if self.origin.is_elsewhere() {
+            return;
+        }
         let number = self.releases.push(pending);
         if Handle::try_current().is_err() {
             // The runtime of the tasks, if they run, is perhaps not driven, or ends with the process.
@@ -340,7 +343,8 @@ impl Keeper {
     pub(super) fn release_from_own_thread(&self, time_limit: Duration, last: Option<Number>) -> bool {
         // Without a thread they stay pending, and are sent by the next runtime that uses the client.
         let (Some(keeper), Some(background)) = (self.this.upgrade(), &self.background) else { return true };
-        if self.releases.is_empty() {
+        // A process that was forked has no such thread, and the releases are not its own.
+        if self.releases.is_empty() || self.origin.is_elsewhere() {
             return true;
         }
         let (done, wait) = mpsc::channel::<Infallible>();

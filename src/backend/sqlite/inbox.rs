@@ -15,6 +15,7 @@ use parking_lot::Mutex;
 use uuid::Uuid;
 
 use crate::backend::{Event, EventSender, LeaseId, Ledger};
+use crate::origin::Origin;
 
 /// A grant names a key, of at most a kilobyte.
 const LONGEST: usize = 4096;
@@ -25,6 +26,7 @@ static HERE: Mutex<BTreeMap<Uuid, Weak<Inbox>>> = Mutex::new(BTreeMap::new());
 /// The inbox of a client.
 #[derive(Debug)]
 pub(super) struct Inbox {
+    origin: Origin,
     /// `None` where there is no loopback interface: this client polls.
     socket: Option<UdpSocket>,
     client: OnceLock<Uuid>,
@@ -37,7 +39,8 @@ impl Inbox {
     pub(super) fn new() -> Self {
         let socket = UdpSocket::bind((Ipv4Addr::LOCALHOST, 0));
         let socket = socket.and_then(|socket| socket.set_nonblocking(true).map(|()| socket)).ok();
-        Self { socket, client: OnceLock::new(), events: Mutex::default(), waiting: Mutex::default() }
+        let origin = Origin::default();
+        Self { origin, socket, client: OnceLock::new(), events: Mutex::default(), waiting: Mutex::default() }
     }
 
     /// The events from now on, for the client with this id, which never changes. A later stream replaces an earlier one.
@@ -125,9 +128,10 @@ impl Drop for Inbox {
     }
 }
 
-/// The inbox of a client, if it is in this process.
+/// The inbox of a client, if it is in this process, and not the copy of one in the process that this was forked from.
 pub(super) fn here(client: Uuid) -> Option<Arc<Inbox>> {
-    HERE.lock().get(&client).and_then(Weak::upgrade)
+    let inbox = HERE.lock().get(&client).and_then(Weak::upgrade)?;
+    (!inbox.origin.is_elsewhere()).then_some(inbox)
 }
 
 /// The events that arrive as datagrams, once this is polled on a runtime that can carry sockets. Where there is none, the client polls.
