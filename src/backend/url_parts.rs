@@ -16,6 +16,31 @@ pub(super) fn decode(text: &str) -> Result<String, Error> {
     decoded.map(String::from).map_err(|_| invalid("a percent-encoded part of it is not UTF-8"))
 }
 
+/// What is in the file that an option names.
+#[cfg(any(feature = "mysql", feature = "postgres"))]
+pub(super) fn file(option: &str, path: &str) -> Result<Vec<u8>, Error> {
+    let unreadable = |why: String| invalid(format!("the file of option `{option}` cannot be read: {why}"));
+    let path = decode_name(path).ok_or_else(|| unreadable("its name is not encoded correctly".to_owned()))?;
+    std::fs::read(path).map_err(|error| unreadable(error.to_string()))
+}
+
+/// What is percent-encoded in the name of a file.
+#[cfg(any(feature = "mysql", feature = "postgres"))]
+fn decode_name(text: &str) -> Option<String> {
+    let mut decoded = Vec::with_capacity(text.len());
+    let mut bytes = text.bytes();
+    while let Some(byte) = bytes.next() {
+        match byte {
+            b'%' => {
+                let digits = [bytes.next()?, bytes.next()?];
+                decoded.push(u8::from_str_radix(std::str::from_utf8(&digits).ok()?, 16).ok()?);
+            }
+            byte => decoded.push(byte),
+        }
+    }
+    String::from_utf8(decoded).ok()
+}
+
 /// Refuses a URL with an `@` that is not encoded: a part of a password would be taken for a host, a path or an option, and be shown.
 pub(super) fn check_at_signs(url: &str) -> Result<(), Error> {
     let rest = url.split_once("://").map_or(url, |(_, rest)| rest);

@@ -1,14 +1,12 @@
 //! `mysql://[user[:password]@]host[:port][,host...]/database[?option=value&...]`, as `mysql_async` and sqlx take it, with more options.
 
-use std::fs;
-
 use mysql_async::{Opts, UrlError};
 
 use super::settings::Place;
 use super::{MysqlBuilder, MysqlPush};
 use crate::backend::tls::TlsOptions;
 use crate::backend::url_parts::{
-    boolean, check_at_signs, duration, invalid, number, options, unknown_option,
+    boolean, check_at_signs, duration, file, invalid, number, options, unknown_option,
 };
 use crate::error::Error;
 
@@ -158,28 +156,6 @@ fn with_certificates(builder: MysqlBuilder, options: &[(&str, &str)]) -> Result<
         _ => return Err(invalid("`ssl-cert` and `ssl-key` are only of use together")),
     }
     Ok(builder.tls(tls))
-}
-
-fn file(option: &str, path: &str) -> Result<Vec<u8>, Error> {
-    let unreadable = |why: String| invalid(format!("the file of option `{option}` cannot be read: {why}"));
-    let path = decode(path).ok_or_else(|| unreadable("its name is not encoded correctly".to_owned()))?;
-    fs::read(path).map_err(|error| unreadable(error.to_string()))
-}
-
-/// What is percent-encoded in the name of a file.
-fn decode(text: &str) -> Option<String> {
-    let mut decoded = Vec::with_capacity(text.len());
-    let mut bytes = text.bytes();
-    while let Some(byte) = bytes.next() {
-        match byte {
-            b'%' => {
-                let digits = [bytes.next()?, bytes.next()?];
-                decoded.push(u8::from_str_radix(std::str::from_utf8(&digits).ok()?, 16).ok()?);
-            }
-            byte => decoded.push(byte),
-        }
-    }
-    String::from_utf8(decoded).ok()
 }
 
 /// What is not encoded in a password would be taken for something else.

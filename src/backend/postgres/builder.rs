@@ -18,6 +18,7 @@ use crate::error::Error;
 /// | [`reply_timeout`](Self::reply_timeout) | `reply_timeout=500ms` | 2 s |
 /// | [`max_connections`](Self::max_connections) | `max_connections=5` | 5 |
 /// | [`create`](Self::create) | `create=false` | true |
+/// | [`schema`](Self::schema) | `schema=locks` | the session's `search_path` |
 #[derive(Clone, Debug)]
 #[must_use = "a builder does nothing until `connect`"]
 pub struct PostgresBuilder {
@@ -63,6 +64,16 @@ impl PostgresBuilder {
         self
     }
 
+    /// The schema that contains the tables, which must exist: 1 to 63 letters (`a-z`, `A-Z`), digits and `_`, not beginning with a
+    /// digit, and case-sensitive. Clients whose schemas differ use different tables, so their locks do not exclude each other.
+    ///
+    /// Default: the tables are looked for in the `search_path` of the session, and created in the first schema of it that exists. Roles
+    /// may differ in that; connecting warns if there are tables in several schemas.
+    pub fn schema(mut self, schema: impl Into<String>) -> Self {
+        self.settings = self.settings.with_schema(schema.into());
+        self
+    }
+
     /// The certificates for TLS, if the URL has `sslmode=require`. By default, the authorities that the system trusts are used. The
     /// server's certificate and its host name are always verified.
     pub fn tls(mut self, options: TlsOptions) -> Self {
@@ -79,7 +90,7 @@ impl PostgresBuilder {
     /// * [`Error::StoreUnavailable`] if the server cannot be reached within [`connect_timeout`](Self::connect_timeout), does not currently
     ///   accept connections, or is a standby.
     /// * [`Error::StoreRefused`] if it refuses the credentials, is older than PostgreSQL 12, its database does not exist or is not
-    ///   encoded in UTF-8, the tables do not exist and cannot be created, have another version or may not be used, or the connection
+    ///   encoded in UTF-8, the tables do not exist and cannot be created, were not made by this crate, have another version or may not be used, or the connection
     ///   goes through a pooler in transaction mode.
     ///
     /// # Cancel safety

@@ -1,14 +1,20 @@
 //! What the user of a server should know about it.
 
 use super::session::Session;
+use super::settings::Settings;
 use crate::backend::records::Failure;
 use crate::backend::{Finding, Severity};
 
 const PROBE_INTERVAL: &str = "SELECT current_setting('fsync'), current_setting('synchronous_commit'), \
      (SELECT count(*) FROM pg_class WHERE relpersistence = 'u' AND \
-     oid IN (to_regclass('leasehold'), to_regclass('leasehold_meta')))";
+     oid IN (to_regclass('leasehold'), to_regclass('leasehold_meta'))), \
+     (SELECT string_agg(quote_ident(n.nspname), ', ') FROM pg_class AS c JOIN pg_namespace AS n ON n.oid = c.relnamespace \
+     WHERE c.relname = 'leasehold' AND c.relkind IN ('r', 'p') AND c.oid IS DISTINCT FROM to_regclass('leasehold') \
+     AND n.nspname NOT LIKE 'pg\\_%'), \
+     (SELECT quote_ident(n.nspname) FROM pg_class AS c JOIN pg_namespace AS n ON n.oid = c.relnamespace \
+     WHERE c.oid = to_regclass('leasehold'))";
 
-pub(super) async fn findings(session: &Session) -> Result<Vec<Finding>, Failure> {
+pub(super) async fn findings(session: &Session, settings: &Settings) -> Result<Vec<Finding>, Failure> {
     let found = session.row(PROBE_INTERVAL).await?;
     let is = |n: usize, value: &str| found.get(n).is_some_and(|found| found.as_deref() == Some(value));
     let mut findings = Vec::new();
@@ -25,12 +31,22 @@ pub(super) async fn findings(session: &Session) -> Result<Vec<Finding>, Failure>
         let text = "a table is unlogged: a crash of the server makes it forget all leases, even those that are still held";
         findings.push(Finding::new(Severity::Warning, text));
     }
+    // Unless it is clear which one is meant.
+    if let (None, Some(Some(others))) = (&settings.schema, found.get(3)) {
+        let used = found.get(4).and_then(Option::as_deref).unwrap_or_default();
+        let text = format!(
+            "there is another table `leasehold`, in the schema {others}, but this client uses the one in the schema {used}: clients of different \
+             tables do not exclude each other. `schema=` in the URL settles which one is used"
+        );
+        findings.push(Finding::new(Severity::Warning, text));
+    }
     Ok(findings)
 }
 
 /// Traces what limits what the store promises.
-pub(super) async fn warn(session: &Session, store: &str) -> Result<(), Failure> {
-    for finding in findings(session).await? {
+pub(super) async fn warn(session: &Session, settings: &Settings) -> Result<(), Failure> {
+    let store = &settings.address;
+    for finding in findings(session, settings).await? {
         if finding.severity >= Severity::Warning {
             tracing::warn!(store, "{finding}");
         }

@@ -52,9 +52,10 @@ fn said_by_server(said: &DbError) -> Failure {
         // It has become a standby.
         SqlState::READ_ONLY_SQL_TRANSACTION => failure(Remedy::Reconnect, true),
         // The tables or the permissions have changed: a new session gets a clearer error.
-        SqlState::UNDEFINED_TABLE | SqlState::INVALID_SCHEMA_NAME | SqlState::INSUFFICIENT_PRIVILEGE => {
-            failure(Remedy::Reconnect, true)
-        }
+        SqlState::UNDEFINED_TABLE
+        | SqlState::UNDEFINED_COLUMN
+        | SqlState::INVALID_SCHEMA_NAME
+        | SqlState::INSUFFICIENT_PRIVILEGE => failure(Remedy::Reconnect, true),
         SqlState::INVALID_SQL_STATEMENT_NAME | SqlState::DUPLICATE_PSTATEMENT => {
             Failure { why: POOLER.to_owned(), ..failure(Remedy::Fix, true) }
         }

@@ -117,7 +117,7 @@ impl Listener {
     async fn connect(&self) -> Result<Connection, Failure> {
         let Listening { session, heard } = self.connector.open_listening().await?;
         if !std::mem::replace(&mut self.inbox.lock().is_looked_at, true) {
-            session.within(check::warn(&session, &self.connector.settings.address)).await?;
+            session.within(check::warn(&session, &self.connector.settings)).await?;
         }
         let (wish, wishes) = unbounded();
         self.inbox.lock().wish = Some(wish);

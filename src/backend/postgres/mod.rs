@@ -187,7 +187,7 @@ impl LedgerStore for PostgresStore {
         let connector = Arc::clone(&self.connector);
         let looked = spawn_on(&self.runtime, async move {
             let session = connector.open().await?;
-            session.within(check::findings(&session)).await
+            session.within(check::findings(&session, &connector.settings)).await
         });
         let found = looked.await.map_err(|error| BackendError::Unanswered { source: error.into() })?;
         found.map_err(|failure| failure.before_storing())

@@ -80,9 +80,9 @@ impl Session {
 
     /// Makes its settings, and makes sure that the server and its tables can be used.
     pub(super) async fn set_up(&self, settings: &Settings) -> Result<(), Failure> {
-        let query = format!("{}; {SERVER}, {}", session_settings(settings), schema::EXIST);
+        let query = format!("{}; {SERVER}, {}", session_settings(settings), schema::FOUND);
         let found = schema::row(&self.client, &query).await?;
-        let [Some(version), Some(is_read_only), Some(encoding), Some(exist)] = &found[..] else {
+        let [Some(version), Some(is_read_only), Some(encoding), tables @ ..] = &found[..] else {
             return Err(Failure::unavailable("the server did not report its version and settings"));
         };
         if version.parse::<u32>().is_ok_and(|version| version < OLDEST) {
@@ -99,7 +99,7 @@ impl Session {
                 "its database has the encoding {encoding}, but UTF8 is needed"
             )));
         }
-        schema::prepare(&self.client, exist == "t", settings.create).await
+        schema::prepare(&self.client, &schema::Found::of(tables), settings).await
     }
 
     /// The rows that a statement returns.
@@ -154,8 +154,11 @@ impl Session {
 fn session_settings(settings: &Settings) -> String {
     let statement = settings.reply_timeout.as_millis();
     let (lock, idle) = (LOCK_WAIT.as_millis(), ROW_LOCK.as_millis());
+    // It contains no quotation marks.
+    let path = settings.schema.as_ref().map(|schema| format!("SET search_path = \"{schema}\"; "));
+    let path = path.unwrap_or_default();
     format!(
-        "SET default_transaction_isolation = 'read committed'; SET statement_timeout = {statement}; SET lock_timeout = {lock}; \
+        "{path}SET default_transaction_isolation = 'read committed'; SET statement_timeout = {statement}; SET lock_timeout = {lock}; \
          SET idle_in_transaction_session_timeout = {idle}; SET client_min_messages = warning; SET jit = off; \
          SET plan_cache_mode = force_generic_plan; SET enable_seqscan = off; SET enable_hashjoin = off; SET enable_mergejoin = off; \
          SELECT set_config(name, '0', false) FROM pg_settings WHERE name = 'idle_session_timeout'"

@@ -24,6 +24,8 @@ pub(super) struct Settings {
     pub(super) reply_timeout: Duration,
     pub(super) max_connections: usize,
     pub(super) create: bool,
+    /// The only one in which the tables are looked for; `None`: those of the session's `search_path`.
+    pub(super) schema: Option<String>,
     pub(super) tls_options: Option<TlsOptions>,
     /// Set if it is required.
     pub(super) tls: Option<Tls>,
@@ -47,9 +49,17 @@ impl Settings {
             reply_timeout: TIMEOUT,
             max_connections: CONNECTIONS,
             create: true,
+            schema: None,
             tls_options: None,
             tls: None,
         }
+    }
+
+    /// Errors and traces name the schema as well.
+    pub(super) fn with_schema(mut self, schema: String) -> Self {
+        self.address = format!("{}?schema={schema}", address(&self.config));
+        self.schema = Some(schema);
+        self
     }
 
     /// Refuses what is out of bounds.
@@ -62,6 +72,10 @@ impl Settings {
         }
         if self.config.get_hosts().is_empty() && self.config.get_hostaddrs().is_empty() {
             return Err(Error::invalid("host", "no host is given"));
+        }
+        if self.schema.as_ref().is_some_and(|schema| !is_identifier(schema)) {
+            let reason = "not a name of 1 to 63 letters (`a-z`, `A-Z`), digits and `_` that does not begin with a digit";
+            return Err(Error::invalid("schema", reason));
         }
         let (hosts, addresses) = (self.config.get_hosts().len(), self.config.get_hostaddrs().len());
         if hosts > 0 && addresses > 0 && hosts != addresses {
@@ -84,6 +98,12 @@ impl Settings {
         }
         Ok(self)
     }
+}
+
+/// Whether it can be quoted, and be shown, without a further thought.
+fn is_identifier(name: &str) -> bool {
+    let is_word = name.bytes().all(|byte| byte.is_ascii_alphanumeric() || byte == b'_');
+    (1..=63).contains(&name.len()) && is_word && !name.starts_with(|c: char| c.is_ascii_digit())
 }
 
 /// The port of a server in the list.
@@ -119,6 +139,7 @@ impl fmt::Debug for Settings {
             reply_timeout,
             max_connections,
             create,
+            schema: _,
             tls_options: _,
             tls: _,
         } = self;

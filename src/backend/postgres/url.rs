@@ -1,17 +1,19 @@
 //! `postgres://[user[:password]@]host[:port][,host...][/database][?option=value&...]`, as `tokio_postgres` takes it, with more options.
 
 use tokio_postgres::Config;
+use tokio_postgres::config::SslMode;
 
 use super::PostgresBuilder;
+use crate::backend::tls::TlsOptions;
 use crate::backend::url_parts::{
-    boolean, check_at_signs, duration, invalid, number, options, unknown_option,
+    boolean, check_at_signs, duration, file, invalid, number, options, unknown_option,
 };
 use crate::error::Error;
 
 /// Those of this crate, and those of `tokio_postgres` that make sense here.
-const OPTIONS: &str = "`connect_timeout`, `reply_timeout`, `max_connections`, `create`, `sslmode`, `options`, `application_name`, \
+const OPTIONS: &str = "`connect_timeout`, `reply_timeout`, `max_connections`, `create`, `schema`, `sslmode`, `options`, `application_name`, \
      `keepalives`, `keepalives_idle`, `keepalives_interval`, `keepalives_retries`, `keepalives_count`, `tcp_user_timeout`, `channel_binding`, \
-     `target_session_attrs`, `load_balance_hosts`, `host`, `hostaddr`, `port`, `user`, `password`, `dbname`";
+     `target_session_attrs`, `load_balance_hosts`, `sslnegotiation`, `sslrootcert`, `sslcert`, `sslkey`, `host`, `hostaddr`, `port`, `user`, `password`, `dbname`";
 
 /// Options of libpq and sqlx that mean nothing here: they are ignored, because people paste the URL that they have.
 const IGNORED: &[&str] = &[
@@ -23,6 +25,8 @@ const IGNORED: &[&str] = &[
     "gsslib",
     "krbsrvname",
     "gssdelegation",
+    "gssencmode",
+    "sslcertmode",
 ];
 
 /// Parses the URL. Errors never repeat it, because it may contain a password.
@@ -32,15 +36,20 @@ pub(super) fn parse(url: &str) -> Result<PostgresBuilder, Error> {
     }
     check_at_signs(url)?;
     let (place, query) = url.split_once('?').unwrap_or((url, ""));
-    let (ours, theirs): (Vec<_>, Vec<_>) =
-        options(query).filter(|(name, _)| !IGNORED.contains(name)).partition(|(name, _)| is_ours(name));
+    let (ours, theirs): (Vec<_>, Vec<_>) = options(query)
+        .map(|(name, value)| (usual_name(name), value))
+        .filter(|(name, _)| !IGNORED.contains(name))
+        .partition(|(name, _)| is_ours(name));
     if let Some((name, _)) = theirs.iter().find(|(name, _)| !OPTIONS.contains(&format!("`{name}`"))) {
         return Err(unknown_option(name, OPTIONS));
     }
     // Certificates are always verified.
     let verified = |value| if matches!(value, "verify-ca" | "verify-full") { "require" } else { value };
+    if let Some(mode @ ("allow" | "prefer")) = value_of(&theirs, "sslmode") {
+        tracing::warn!("`sslmode={mode}` does not enable TLS here; `sslmode=require` does");
+    }
     let theirs = theirs.iter().map(|&(name, value)| match name {
-        // Not encrypted, unless the server insisted on it.
+        // Neither of them is encrypted here.
         "sslmode" if value == "allow" => "sslmode=prefer".to_owned(),
         "keepalives_count" => format!("keepalives_retries={value}"),
         "target_session_attrs" if value == "primary" => format!("{name}=read-write"),
@@ -58,15 +67,57 @@ pub(super) fn parse(url: &str) -> Result<PostgresBuilder, Error> {
     if config.get_hosts().is_empty() && config.get_hostaddrs().is_empty() {
         return Err(invalid("it names no host"));
     }
-    ours.into_iter()
-        .try_fold(PostgresBuilder::new(config), |builder, (name, value)| set(builder, name, value))
+    let builder = PostgresBuilder::new(config);
+    let builder = ours.iter().try_fold(builder, |builder, (name, value)| set(builder, name, value))?;
+    with_certificates(builder, &ours)
 }
 
+/// sqlx has other names for some of the options of libpq.
+fn usual_name(name: &str) -> &str {
+    match name {
+        "ssl-mode" => "sslmode",
+        "ssl-root-cert" | "ssl-ca" => "sslrootcert",
+        "ssl-cert" => "sslcert",
+        "ssl-key" => "sslkey",
+        name => name,
+    }
+}
+
+fn value_of<'a>(options: &[(&str, &'a str)], name: &str) -> Option<&'a str> {
+    options.iter().rev().find(|(known, _)| *known == name).map(|(_, value)| *value)
+}
+
+/// Reads the files that `sslrootcert`, `sslcert` and `sslkey` name, if TLS is used.
+fn with_certificates(builder: PostgresBuilder, options: &[(&str, &str)]) -> Result<PostgresBuilder, Error> {
+    let [authority, certificate, key] = CERTIFICATES.map(|name| value_of(options, name));
+    // Those that the system trusts are the default.
+    let authority = authority.filter(|authority| *authority != "system");
+    let is_any = [authority, certificate, key].iter().any(Option::is_some);
+    if builder.settings.config.get_ssl_mode() != SslMode::Require || !is_any {
+        return Ok(builder);
+    }
+    let mut tls = TlsOptions::new();
+    if let Some(authority) = authority {
+        tls = tls.ca_certificate_pem(file("sslrootcert", authority)?);
+    }
+    match (certificate, key) {
+        (Some(certificate), Some(key)) => {
+            tls = tls.client_certificate_pem(file("sslcert", certificate)?, file("sslkey", key)?);
+        }
+        (None, None) => {}
+        _ => return Err(invalid("`sslcert` and `sslkey` are only of use together")),
+    }
+    Ok(builder.tls(tls))
+}
+
+/// Names of files.
+const CERTIFICATES: [&str; 3] = ["sslrootcert", "sslcert", "sslkey"];
 const SHAPE: &str = "it is not of the form `postgres://[user[:password]@]host[:port][,host...][/database][?option=value&...]`, with \
      special characters percent-encoded";
 
 fn is_ours(name: &str) -> bool {
-    ["connect_timeout", "reply_timeout", "max_connections", "create"].contains(&name)
+    ["connect_timeout", "reply_timeout", "max_connections", "create", "schema"].contains(&name)
+        || CERTIFICATES.contains(&name)
 }
 
 fn set(builder: PostgresBuilder, name: &str, value: &str) -> Result<PostgresBuilder, Error> {
@@ -78,6 +129,8 @@ fn set(builder: PostgresBuilder, name: &str, value: &str) -> Result<PostgresBuil
         ("connect_timeout", _) => builder.connect_timeout(duration(name, value)?),
         ("reply_timeout", _) => builder.reply_timeout(duration(name, value)?),
         ("max_connections", _) => builder.max_connections(number(name, value)?),
+        ("sslrootcert" | "sslcert" | "sslkey", _) => builder,
+        ("schema", _) => builder.schema(value),
         _ => builder.create(boolean(name, value)?),
     })
 }
@@ -96,6 +149,7 @@ mod tests {
             ("postgres://u:hunter2@a:1,b:2/locks?target_session_attrs=any", "postgres://a:1,b:2/locks"),
             ("postgres://u:hunt%2Fer2@%2Frun%2Fpostgresql/locks", "postgres:///run/postgresql:5432/locks"),
             ("postgres://[::1]:6000", "postgres://[::1]:6000"),
+            ("postgres://u:hunter2@h/d?schema=Locks_1", "postgres://h:5432/d?schema=Locks_1"),
             (
                 "postgres:///locks?host=/run/postgresql&user=u&password=hunter2",
                 "postgres:///run/postgresql:5432/locks",
@@ -133,8 +187,39 @@ mod tests {
             "keepalives_count=3",
             "target_session_attrs=primary",
             "client_encoding=UTF8",
+            "gssencmode=prefer",
+            "sslcertmode=allow",
+            "ssl-mode=disable",
+            "sslrootcert=system&sslmode=verify-full",
+            // Read only if they are of use.
+            "ssl-root-cert=/nowhere&sslcert=/nowhere",
         ] {
             let _builder = parse(&format!("postgres://h?{option}")).unwrap();
+        }
+    }
+
+    #[test]
+    fn files_with_certificates_are_read() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("a pem");
+        std::fs::write(&path, "x").unwrap();
+        let path = path.display().to_string().replace(' ', "%20");
+        for (ca, certificate, key) in [
+            ("sslrootcert", "sslcert", "sslkey"),
+            ("ssl-root-cert", "ssl-cert", "ssl-key"),
+            ("ssl-ca", "sslcert", "ssl-key"),
+        ] {
+            let url =
+                format!("postgres://h?ssl-mode=verify-full&{ca}={path}&{certificate}={path}&{key}={path}");
+            let tls = parse(&url).unwrap().settings.tls_options.unwrap();
+            assert_eq!((tls.authorities.len(), tls.client.is_some()), (1, true), "{url}");
+        }
+        for (options, reason) in [
+            ("sslrootcert=/nowhere".to_owned(), "the file of option `sslrootcert` cannot be read"),
+            (format!("sslcert={path}"), "only of use together"),
+        ] {
+            let error = parse(&format!("postgres://h?sslmode=require&{options}")).unwrap_err().to_string();
+            assert!(error.contains(reason), "{error}");
         }
     }
 
@@ -168,6 +253,9 @@ mod tests {
             "postgres://h?connect_timeout=0ms",
             "postgres://h?reply_timeout=3601s",
             "postgres://h?max_connections=1",
+            "postgres://h?schema=",
+            "postgres://h?schema=a%22b",
+            "postgres://h?schema=1a",
         ] {
             let error = parse(url).unwrap().connect_lazy().unwrap_err();
             assert!(matches!(error, Error::InvalidArgument { .. }), "{url}: {error:?}");

@@ -58,8 +58,9 @@ impl Failure {
         let source = self.why.clone().into();
         match self.remedy {
             Remedy::Fix => BackendError::Refused { source },
-            Remedy::NotNow => BackendError::RefusedForNow { source },
-            Remedy::Repeat | Remedy::Reconnect | Remedy::Wait => BackendError::NotSent { source },
+            // What was repeated for nothing a few times may be possible in a while.
+            Remedy::NotNow | Remedy::Repeat => BackendError::RefusedForNow { source },
+            Remedy::Reconnect | Remedy::Wait => BackendError::NotSent { source },
         }
     }
 

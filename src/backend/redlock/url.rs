@@ -2,7 +2,7 @@
 
 use super::RedlockBuilder;
 use crate::backend::RedisBackend;
-use crate::backend::url_parts::{duration, invalid, options, unknown_option};
+use crate::backend::url_parts::{check_at_signs, duration, invalid, options, unknown_option};
 use crate::error::Error;
 
 /// Parses the URL. Errors never repeat it, because it may contain a password.
@@ -16,6 +16,7 @@ pub(super) fn parse(url: &str) -> Result<RedlockBuilder, Error> {
         "redlocks" => "rediss",
         _ => return Err(invalid("its scheme is neither `redlock://` nor `redlocks://`")),
     };
+    check_at_signs(url)?;
     let (rest, query) = rest.split_once('?').unwrap_or((rest, ""));
     // A password may contain slashes only if they are encoded.
     let (authority, path) = rest.split_once('/').unwrap_or((rest, ""));
@@ -89,6 +90,22 @@ mod tests {
             let error = parse(url).unwrap_err();
             assert!(matches!(error, Error::InvalidArgument { argument: "url", .. }), "{url}: {error:?}");
             assert!(!format!("{error} {error:?}").contains("hunter2"), "{url}: {error:?}");
+        }
+    }
+
+    #[test]
+    fn an_at_sign_that_is_not_encoded_is_refused_without_repeating_anything() {
+        for url in [
+            "redlock://u:hunt@er@a,b",
+            "redlock://u:hunt/er@a,b",
+            "redlock://u:hunt?er=x@a,b",
+            "redlock://u:6379?hunt@a,b",
+            "redlock://u:p@a,b/hunt@er",
+            "redlocks://u:p@a,b?node_timeout=hunt@er",
+        ] {
+            let error = parse(url).unwrap_err();
+            assert!(error.to_string().contains("percent-encode"), "{url}: {error}");
+            assert!(!format!("{error} {error:?}").contains("hunt"), "{url}: {error:?}");
         }
     }
 
