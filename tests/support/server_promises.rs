@@ -549,6 +549,29 @@ macro_rules! server {
     };
 }
 
+/// With `fail_fast`, requests fail at once while the server is known to be gone, also one that waits, and work when it is back.
+pub(crate) async fn requests_that_are_to_fail_fast_do_so_until_the_server_is_back<S: Server>() {
+    let Some(mut server) = S::start_or_skip("fail fast") else { return };
+    let holder = client(&server).await;
+    let impatient = Client::builder(url(&server)).fail_fast(true).connect().await.expect("it answers");
+    let options = || MutexOptions::new().ttl(SECOND * 60);
+    let _held = holder.mutex_with(NAME, options()).expect("valid").lock().await.expect("free");
+    let waited_for = impatient.mutex_with(NAME, options()).expect("valid");
+    let waiting = tokio::spawn({
+        let waited_for = waited_for.clone();
+        async move { waited_for.lock().await.map(drop) }
+    });
+    until_waiting(&waited_for, 1).await;
+    server.kill();
+    let error = within(SOON * 2, waiting).await.expect("no panic").expect_err("the server is gone");
+    assert_unavailable(&error, "is disconnected");
+    let other = impatient.mutex("other").expect("valid");
+    let error = within(SECOND, other.lock()).await.expect_err("the server is gone");
+    assert_unavailable(&error, "is disconnected");
+    server.restart();
+    eventually(SOON * 2, || async { other.try_lock().await.is_ok_and(|guard| guard.is_some()) }).await;
+}
+
 /// Those that every store keeps, and the others that are named, as tests.
 macro_rules! server_promises {
     ($server:ty $(, $more:ident)* $(,)?) => {
@@ -568,6 +591,7 @@ macro_rules! server_promises {
             cutting_connections_under_load_loses_no_lock
             a_network_that_swallows_everything_hangs_nobody
             names_and_owners_may_contain_any_character
+            requests_that_are_to_fail_fast_do_so_until_the_server_is_back
             $($more)*
         }
 
