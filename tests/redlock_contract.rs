@@ -37,7 +37,9 @@ impl Redlock {
 impl Harness for Redlock {
     fn client(&self) -> BoxFuture<'_, Arc<dyn Backend>> {
         async {
-            let backend = RedlockBackend::connect(&self.nodes.url()).await;
+            // On a busy machine a node is sometimes late, and of two nodes both are needed.
+            let url = format!("{}?node_timeout=500ms&connect_timeout=10s", self.nodes.url());
+            let backend = RedlockBackend::connect(&url).await;
             Arc::new(backend.expect("the nodes accept clients")) as Arc<dyn Backend>
         }
         .boxed()
