@@ -175,7 +175,7 @@ mod tests {
 
     #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
     async fn it_happens_as_told() {
-        match show(&Args { ttl: 1000 }).await {
+        match show(&Args { ttl: 3000 }).await {
             Err(Failure::NoServer) if std::env::var_os("LEASEHOLD_REQUIRE_SERVERS").is_none() => {
                 eprintln!("LEFT OUT: the example redlock: {}", Failure::NoServer);
             }
