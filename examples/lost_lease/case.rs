@@ -90,9 +90,8 @@ impl Case {
     }
 
     /// What the holder may be told.
-    fn reasons(self, url: &str) -> &'static [LossReason] {
+    const fn reasons(self) -> &'static [LossReason] {
         match self {
-            Self::Force if is_told_nothing(url) => &[LossReason::Missing, LossReason::Taken],
             Self::Force => &[LossReason::Revoked],
             Self::MaxHold => &[LossReason::HeldTooLong],
             Self::DataLoss => &[LossReason::Missing, LossReason::Taken],
@@ -178,7 +177,7 @@ impl Outcome {
         let (case, name) = (self.case, self.case.name());
         let (promise, _) = case.promise(args);
         match () {
-            () if !case.reasons(&args.url).contains(&self.reason) => {
+            () if !case.reasons().contains(&self.reason) => {
                 Some(format!("{name}: reported that {}", self.reason))
             }
             () if self.steps == 0 => Some(format!("{name}: the work never started")),
