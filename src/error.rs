@@ -1,6 +1,8 @@
 //! Errors, classified by what the caller can do about them.
 
 use std::fmt;
+use std::ops::Deref;
+use std::sync::Arc;
 use std::time::Duration;
 
 use crate::fence::FencingToken;
@@ -199,40 +201,40 @@ impl fmt::Display for LossReason {
 }
 
 /// The errors that a store reports. The text includes the cause: see [`Error`].
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 #[non_exhaustive]
 pub enum BackendError {
     /// The request definitely did not reach the store.
     NotSent {
         /// The cause.
-        source: BoxError,
+        source: Cause,
     },
     /// The store is known to be unreachable, and the backend is configured to fail at once instead of retrying. Nothing
     /// was sent.
     FailedFast {
         /// The cause.
-        source: BoxError,
+        source: Cause,
     },
     /// The request may or may not have been executed. It can be sent again.
     Unanswered {
         /// The cause.
-        source: BoxError,
+        source: Cause,
     },
     /// Something else is stored under the key: not a lock where one was requested, or not a semaphore.
     WrongType {
         /// What the store said.
-        source: BoxError,
+        source: Cause,
     },
     /// The store declined for now, and nothing was executed: it has no memory or no disk space left, is starting or switching over to
     /// another server, or has too many clients. The same request can succeed within seconds.
     RefusedForNow {
         /// What the store said.
-        source: BoxError,
+        source: Cause,
     },
     /// The store answered with an error. Repeating the request does not help until the cause is fixed.
     Refused {
         /// What the store said.
-        source: BoxError,
+        source: Cause,
     },
     /// The limit of the request is not the one in force.
     LimitDiffers {
@@ -292,7 +294,7 @@ impl fmt::Display for BackendError {
 }
 
 /// A node of a store on several servers, and why it failed.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct NodeFailure {
     /// Its address, without password.
@@ -304,30 +306,39 @@ pub struct NodeFailure {
 /// Any error of a store's client.
 pub type BoxError = Box<dyn std::error::Error + Send + Sync>;
 
-impl BackendError {
-    /// The same error again, for another request with the same answer.
-    pub(crate) fn duplicate(&self) -> Self {
-        let same = |source: &BoxError| source.to_string().into();
-        match self {
-            Self::NotSent { source } => Self::NotSent { source: same(source) },
-            Self::FailedFast { source } => Self::FailedFast { source: same(source) },
-            Self::Unanswered { source } => Self::Unanswered { source: same(source) },
-            Self::WrongType { source } => Self::WrongType { source: same(source) },
-            Self::RefusedForNow { source } => Self::RefusedForNow { source: same(source) },
-            Self::Refused { source } => Self::Refused { source: same(source) },
-            Self::LimitDiffers { stated, in_force } => {
-                Self::LimitDiffers { stated: *stated, in_force: *in_force }
-            }
-            Self::AboveLimit { permits, limit } => Self::AboveLimit { permits: *permits, limit: *limit },
-            Self::Unsupported { reason } => Self::Unsupported { reason: reason.clone() },
-            Self::NoQuorum { needed, of, nodes } => {
-                let nodes = nodes.iter().map(NodeFailure::duplicate).collect();
-                Self::NoQuorum { needed: *needed, of: *of, nodes }
-            }
-            Self::Closed => Self::Closed,
-        }
-    }
+/// What caused a [`BackendError`]: any error, shared by all requests that it concerns.
+///
+/// It is made with `into()`, from whatever can become a [`BoxError`]: an error, a `String`, a `&str`.
+#[derive(Clone)]
+pub struct Cause(Arc<dyn std::error::Error + Send + Sync>);
 
+impl<E: Into<BoxError>> From<E> for Cause {
+    fn from(error: E) -> Self {
+        Self(error.into().into())
+    }
+}
+
+impl Deref for Cause {
+    type Target = dyn std::error::Error + Send + Sync;
+
+    fn deref(&self) -> &Self::Target {
+        &*self.0
+    }
+}
+
+impl fmt::Display for Cause {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.fmt(f)
+    }
+}
+
+impl fmt::Debug for Cause {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.fmt(f)
+    }
+}
+
+impl BackendError {
     /// A semaphore cannot be released by force.
     pub(crate) fn many_holders() -> Self {
         Self::Unsupported { reason: "releasing a semaphore by force: it has many holders".to_owned() }
@@ -369,13 +380,16 @@ impl NodeFailure {
     pub fn new(store: impl Into<String>, error: BackendError) -> Self {
         Self { store: store.into(), error }
     }
-
-    fn duplicate(&self) -> Self {
-        Self { store: self.store.clone(), error: self.error.duplicate() }
-    }
 }
 
 impl Error {
+    /// Whether the same can succeed later, on the same client, although nobody mends anything: the resource was taken, the store
+    /// unavailable, or the lease lost. After a loss, acquire it again and begin the work again from the start.
+    #[must_use]
+    pub const fn is_retryable(&self) -> bool {
+        matches!(self, Self::TimedOut { .. } | Self::StoreUnavailable { .. } | Self::Lost { .. })
+    }
+
     pub(crate) fn invalid(argument: &'static str, reason: impl Into<String>) -> Self {
         Self::InvalidArgument { argument, reason: reason.into() }
     }

@@ -6,6 +6,7 @@
 //! The idea goes back to Lampson's generation numbers and was popularized by Kleppmann's "How to do distributed locking".
 
 use std::fmt;
+use std::num::TryFromIntError;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 /// A number that increases with every grant of one name.
@@ -14,7 +15,11 @@ use std::sync::atomic::{AtomicU64, Ordering};
 /// after all those already reserved, whichever is greater, so tokens keep increasing after the store has lost its data
 /// (on etcd, the number of changes takes the place of the time, so there tokens start again).
 /// They fit into an `i64`, and into a JavaScript number until the year 2255.
+///
+/// For a database, convert it with `i64::from`; what is read back, with `FencingToken::try_from`. With the feature `serde`, it is
+/// (de)serialized as its number.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize), serde(transparent))]
 pub struct FencingToken(u64);
 
 impl FencingToken {
@@ -34,6 +39,28 @@ impl FencingToken {
 impl From<FencingToken> for u64 {
     fn from(token: FencingToken) -> Self {
         token.0
+    }
+}
+
+impl From<u64> for FencingToken {
+    fn from(value: u64) -> Self {
+        Self(value)
+    }
+}
+
+impl From<FencingToken> for i64 {
+    /// Stores only issue tokens that fit. Any other becomes the greatest number, so that the order is kept.
+    fn from(token: FencingToken) -> Self {
+        Self::try_from(token.0).unwrap_or(Self::MAX)
+    }
+}
+
+impl TryFrom<i64> for FencingToken {
+    type Error = TryFromIntError;
+
+    /// Fails for a negative number.
+    fn try_from(value: i64) -> Result<Self, TryFromIntError> {
+        u64::try_from(value).map(Self)
     }
 }
 
@@ -117,6 +144,22 @@ impl StaleToken {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn tokens_are_numbers_of_a_database() {
+        let token = FencingToken::new(1_700_000_000_000_000);
+        assert_eq!(FencingToken::try_from(i64::from(token)), Ok(token));
+        assert!(FencingToken::try_from(-1_i64).is_err());
+        assert!(i64::from(FencingToken::new(u64::MAX)) > i64::from(token));
+    }
+
+    #[cfg(feature = "serde")]
+    #[test]
+    fn a_token_is_serialized_as_a_number() {
+        let token = FencingToken::new(7);
+        assert_eq!(serde_json::to_string(&token).unwrap(), "7");
+        assert_eq!(serde_json::from_str::<FencingToken>("7").unwrap(), token);
+    }
 
     #[test]
     fn a_refused_token_leaves_the_fence_where_it_was() {

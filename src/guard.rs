@@ -125,7 +125,8 @@ impl Guard {
         self.hold.remaining(Instant::now())
     }
 
-    /// Waits until the lease ends: because it is lost, or because its last guard is released or dropped.
+    /// Waits until the lease is lost, and says why. If it is released or dropped instead, the future never completes, so a task that
+    /// treats a loss as fatal does nothing after an ordinary release; to be told of both, use [`ended`](Self::ended).
     ///
     /// The future does not borrow the guard, so another task can await it. It is `Unpin`, so a loop can await it together
     /// with other events:
@@ -133,17 +134,12 @@ impl Guard {
     /// ```
     /// # #[tokio::main(flavor = "current_thread")]
     /// # async fn main() -> Result<(), leasehold::Error> {
-    /// use leasehold::LeaseEnd;
-    ///
     /// # let mut jobs = tokio::sync::mpsc::channel::<u32>(1).1;
     /// let guard = leasehold::Client::memory().mutex("machine:42")?.lock().await?;
     /// let mut lost = guard.lost();
     /// loop {
     ///     tokio::select! {
-    ///         end = &mut lost => match end {
-    ///             LeaseEnd::Lost(reason) => panic!("another client may hold the lock: {reason}"),
-    ///             LeaseEnd::Released => break,
-    ///         },
+    ///         reason = &mut lost => panic!("another client may hold the lock: {reason}"),
     ///         job = jobs.recv() => match job {
     ///             Some(job) => println!("job {job}"),
     ///             None => break,
@@ -153,14 +149,45 @@ impl Guard {
     /// # Ok(()) }
     /// ```
     ///
-    /// While [`release`](Self::release) waits for the store, the future stays pending. It then reports what the release
-    /// found, which may be that the lease had already been lost. A dropped guard counts as released at once.
+    /// While [`release`](Self::release) waits for the store, a loss that it finds is still reported.
     ///
     /// # Cancel safety
     ///
     /// Cancel safe: the future holds no state of its own; calling `lost` again gives an equivalent one.
     pub fn lost(&self) -> Lost {
-        Lost { end: Box::pin(End { released: self.hold.released().cancelled_owned(), loss: self.loss() }) }
+        Lost { loss: Box::pin(self.loss()) }
+    }
+
+    /// Waits until the lease ends: because it is lost, or because its last guard is released or dropped. A task that accompanies a
+    /// lease ends with it:
+    ///
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> Result<(), leasehold::Error> {
+    /// use leasehold::LeaseEnd;
+    ///
+    /// let guard = leasehold::Client::memory().mutex("machine:42")?.lock().await?;
+    /// let ended = guard.ended();
+    /// let watcher = tokio::spawn(async move {
+    ///     match ended.await {
+    ///         LeaseEnd::Lost(reason) => eprintln!("lost: {reason}"),
+    ///         LeaseEnd::Released => println!("released"),
+    ///     }
+    /// });
+    /// guard.release().await?;
+    /// watcher.await.expect("it does not panic");
+    /// # Ok(()) }
+    /// ```
+    ///
+    /// While [`release`](Self::release) waits for the store, the future stays pending. It then reports what the release
+    /// found, which may be that the lease had already been lost. A dropped guard counts as released at once.
+    ///
+    /// # Cancel safety
+    ///
+    /// As for [`lost`](Self::lost).
+    pub fn ended(&self) -> Ended {
+        let released = self.hold.released().cancelled_owned();
+        Ended { end: Box::pin(End { released, loss: self.loss() }) }
     }
 
     fn loss(&self) -> Loss {
@@ -189,6 +216,31 @@ impl Guard {
     /// Dropping the future drops `work`; the guard is not affected.
     pub fn protect<F: Future>(&self, work: F) -> Protected<'_, F> {
         Protected { loss: self.loss(), work: Some(work), guard: PhantomData }
+    }
+
+    /// As [`protect`](Self::protect), for work that can fail itself: there is one `Result`, and one `?`.
+    ///
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # let guard = leasehold::Client::memory().mutex("machine:42")?.lock().await?;
+    /// let work = async { Ok::<_, Box<dyn std::error::Error>>("42".parse::<u32>()?) };
+    /// assert_eq!(guard.try_protect(work).await?, 42);
+    /// # Ok(()) }
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// The error of `work`, or [`Error::Lost`] as its type of error, as for [`protect`](Self::protect).
+    ///
+    /// # Cancel safety
+    ///
+    /// As for [`protect`](Self::protect).
+    pub async fn try_protect<T, E: From<Error>>(
+        &self,
+        work: impl Future<Output = Result<T, E>>,
+    ) -> Result<T, E> {
+        self.protect(work).await?
     }
 
     /// Releases the guard and waits until the store has confirmed it. If its lease ends within 5 s, it is renewed until then (for a
@@ -239,7 +291,7 @@ impl Drop for Guard {
     }
 }
 
-/// How a lease ended, as reported by [`Guard::lost`].
+/// How a lease ended, as reported by [`Guard::ended`].
 ///
 /// It compares equal to a [`LossReason`] if the lease was lost for that reason.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -277,7 +329,7 @@ impl PartialEq<LossReason> for LeaseEnd {
     }
 }
 
-/// Future of [`Guard::lost`]: completes when the lease ends.
+/// Future of [`Guard::lost`]: completes when the lease is lost.
 ///
 /// Poll it on one runtime only: its timer belongs to the runtime on which it was first polled.
 ///
@@ -285,10 +337,30 @@ impl PartialEq<LossReason> for LeaseEnd {
 /// is doing. Outside a tokio runtime it depends on the client's background work instead.
 #[must_use = "futures do nothing unless awaited"]
 pub struct Lost {
-    end: Pin<Box<End>>,
+    loss: Pin<Box<Loss>>,
 }
 
 impl Future for Lost {
+    type Output = LossReason;
+
+    fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<LossReason> {
+        self.loss.as_mut().poll(cx)
+    }
+}
+
+impl fmt::Debug for Lost {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Lost").field("name", &self.loss.hold.name()).finish_non_exhaustive()
+    }
+}
+
+/// Future of [`Guard::ended`]: completes when the lease ends. As for [`Lost`], poll it on one runtime only.
+#[must_use = "futures do nothing unless awaited"]
+pub struct Ended {
+    end: Pin<Box<End>>,
+}
+
+impl Future for Ended {
     type Output = LeaseEnd;
 
     fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<LeaseEnd> {
@@ -296,9 +368,9 @@ impl Future for Lost {
     }
 }
 
-impl fmt::Debug for Lost {
+impl fmt::Debug for Ended {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Lost").field("name", &self.end.loss.hold.name()).finish_non_exhaustive()
+        f.debug_struct("Ended").field("name", &self.end.loss.hold.name()).finish_non_exhaustive()
     }
 }
 

@@ -34,6 +34,7 @@
 //! | `postgres` | no | [`PostgresBackend`]: locks in a table of a PostgreSQL database |
 //! | `zookeeper` | no | [`ZookeeperBackend`]: locks in the nodes of a ZooKeeper server or ensemble |
 //! | `all-stores` | no | all of these stores |
+//! | `serde` | no | a [`FencingToken`] can be serialized and deserialized, as a number |
 //! | `conformance` | no | the contract that every backend must meet, as functions to call from its tests |
 //!
 //! Without any of these stores, only the memory store is available.
@@ -84,7 +85,7 @@ pub use client::{Client, ClientBuilder};
 pub use error::{Error, LossReason};
 pub use fair_semaphore::FairSemaphore;
 pub use fence::{Fence, FencingToken, StaleToken};
-pub use guard::{Guard, LeaseEnd, Lost, Protected};
+pub use guard::{Ended, Guard, LeaseEnd, Lost, Protected};
 pub use mutex::DistMutex;
 pub use name::MAX_NAME_BYTES;
 pub use options::{MutexOptions, SemaphoreOptions};

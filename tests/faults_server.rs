@@ -10,7 +10,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::thread;
 use std::time::Duration;
 
-use leasehold::{Client, DistMutex, Error, Guard, LeaseEnd, LossReason};
+use leasehold::{Client, DistMutex, Error, Guard, LossReason};
 use locks::*;
 use support::faults::waiter;
 use support::{Raw, RedisServer, Setup, eventually, within};
@@ -210,7 +210,7 @@ async fn after_a_restart_without_persistence_the_holder_is_notified_and_waiters_
     distinct.dedup();
     assert_eq!(distinct.len(), tokens.len());
     let reason = within(lease, lost).await.expect("no panic");
-    assert!(matches!(reason, LeaseEnd::Lost(LossReason::Taken | LossReason::Missing)), "{reason:?}");
+    assert!(matches!(reason, LossReason::Taken | LossReason::Missing), "{reason:?}");
     assert!(matches!(guard.release().await, Err(Error::Lost { .. })));
     nothing_left(&fixture.server, SLACK).await;
 }

@@ -131,7 +131,7 @@ async fn a_holder_of_a_passed_on_lease_is_notified_when_the_server_hangs() {
     let mutex = local(&fixture.clients[0], lease);
     let first = mutex.lock().await.expect("free");
     let (second, third) = (waiter(&mutex).await, waiter(&mutex).await);
-    let before = first.lost();
+    let before = first.ended();
     first.release().await.expect("held to the end");
     let second = granted(second).await;
     fixture.server.pause();

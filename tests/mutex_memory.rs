@@ -158,9 +158,17 @@ async fn clones_and_equal_names_are_one_lock_and_different_names_are_not() -> Ou
 }
 
 #[tokio::test]
-async fn every_memory_client_has_a_store_of_its_own() -> Outcome {
+async fn memory_clients_share_a_store_only_if_they_name_it() -> Outcome {
     let _one = Client::connect("memory:").await?.mutex_with(NAME, options())?.lock().await?;
     assert!(Client::connect("memory:").await?.mutex_with(NAME, options())?.try_lock().await?.is_some());
+    let held = Client::connect("memory:one").await?.mutex_with(NAME, options())?.lock().await?;
+    assert!(Client::connect("memory:two").await?.mutex_with(NAME, options())?.try_lock().await?.is_some());
+    let same = Client::connect_lazy("memory:one")?.mutex_with(NAME, options())?;
+    assert!(same.try_lock().await?.is_none(), "clients of one process that name a store share it");
+    let error = same.lock_timeout(ms(1)).await.expect_err("it is held");
+    assert!(error.is_retryable(), "{error}");
+    held.release().await?;
+    drop(same);
     Ok(())
 }
 
@@ -508,7 +516,7 @@ async fn a_holder_is_told_of_a_forced_release_however_it_finds_out() -> Outcome 
         let guard = mutex.lock().await?;
         tokio::time::sleep(guard.remaining() / 3 - ms(early)).await;
         assert!(other.force_release().await?);
-        assert_eq!(within(ms(10), guard.lost()).await, LeaseEnd::Lost(LossReason::Revoked), "{early}");
+        assert_eq!(within(ms(10), guard.lost()).await, LossReason::Revoked, "{early}");
         let guard = other.lock().await?;
         assert!(mutex.force_release().await?);
         assert_lost(&guard.release().await, LossReason::Revoked);
@@ -525,7 +533,7 @@ async fn lost_fires_at_once_when_the_lock_is_released_by_force() -> Outcome {
     let mut lost = pin!(guard.lost());
     assert!(poll!(lost.as_mut()).is_pending());
     assert!(other.force_release().await?);
-    assert_eq!(within(ms(1), lost).await, LeaseEnd::Lost(LossReason::Revoked));
+    assert_eq!(within(ms(1), lost).await, LossReason::Revoked);
     assert_eq!((guard.is_held(), guard.remaining()), (false, Duration::ZERO));
     assert!(other.try_lock().await?.is_some_and(|next| next.token() > guard.token()));
     Ok(())
@@ -587,7 +595,7 @@ async fn loss_is_reported_before_another_grant_when_the_store_does_not_answer() 
     let other = mutex_of(&store);
     let next = within(10 * SECOND, other.lock()).await?;
     assert!(!guard.is_held(), "two holders");
-    assert_eq!(poll!(guard.lost()), Poll::Ready(LeaseEnd::Lost(LossReason::StoreUnreachable)));
+    assert_eq!(poll!(guard.lost()), Poll::Ready(LossReason::StoreUnreachable));
     assert!(next.token() > guard.token());
     Ok(())
 }
@@ -598,9 +606,9 @@ async fn lost_reports_a_release_even_if_called_after_it() -> Outcome {
     let mutex = lease_of(&client_of(&store), SECOND);
     for release in [true, false] {
         let guard = mutex.lock().await?;
-        let (unpolled, mut polled) = (guard.lost(), guard.lost());
+        let (unpolled, mut polled) = (guard.ended(), guard.ended());
         assert!(poll!(&mut polled).is_pending());
-        let watchers: Vec<_> = (0..10).map(|_| tokio::spawn(guard.lost())).collect();
+        let watchers: Vec<_> = (0..10).map(|_| tokio::spawn(guard.ended())).collect();
         yield_now().await;
         if release {
             guard.release().await?
@@ -617,14 +625,62 @@ async fn lost_reports_a_release_even_if_called_after_it() -> Outcome {
     Ok(())
 }
 
+/// The task stands for one that treats a loss as fatal: the service lives as long as nothing is lost.
 #[tokio::test(start_paused = true)]
-async fn lost_can_be_awaited_by_reference_in_a_loop() -> Outcome {
+async fn a_task_that_panics_on_a_loss_does_nothing_after_a_release() -> Outcome {
+    let client = Client::memory();
+    let mutex = client.mutex_with(NAME, options())?;
+    for release in [true, false] {
+        let guard = mutex.lock().await?;
+        let lost = guard.lost();
+        let fatal = tokio::spawn(async move { panic!("lost: {}", lost.await) });
+        yield_now().await;
+        if release {
+            guard.release().await?
+        } else {
+            drop(guard)
+        }
+        mutex.lock().await?.release().await?;
+        sleep(1000 * SECOND).await;
+        assert!(!fatal.is_finished());
+        fatal.abort();
+    }
+    Ok(())
+}
+
+#[tokio::test(start_paused = true)]
+async fn work_that_fails_and_a_loss_are_one_error() -> Outcome {
+    #[derive(Debug)]
+    enum Failure {
+        Work(&'static str),
+        Lock(Error),
+    }
+    impl From<Error> for Failure {
+        fn from(error: Error) -> Self {
+            Self::Lock(error)
+        }
+    }
+    let store = MemoryBackend::new();
+    let guard = mutex_of(&store).lock().await?;
+    let done = guard.try_protect(async { Ok::<_, Failure>(42) }).await;
+    assert!(matches!(done, Ok(42)), "{done:?}");
+    let failed = guard.try_protect(async { Err::<(), _>(Failure::Work("no paper")) }).await;
+    assert!(matches!(failed, Err(Failure::Work("no paper"))), "{failed:?}");
+    mutex_of(&store).force_release().await?;
+    within(SOON, guard.lost()).await;
+    let lost = guard.try_protect(async { Ok::<_, Failure>(42) }).await;
+    assert!(matches!(lost, Err(Failure::Lock(Error::Lost { .. }))), "{lost:?}");
+    Ok(())
+}
+
+#[tokio::test(start_paused = true)]
+async fn ended_can_be_awaited_by_reference_in_a_loop() -> Outcome {
     let guard = Client::memory().mutex_with(NAME, options())?.lock().await?;
-    let (mut lost, mut ticks) = (guard.lost(), 0);
+    let (mut ended, mut ticks) = (guard.ended(), 0);
     let mut guard = Some(guard);
     let end = loop {
         tokio::select! {
-            end = &mut lost => break end,
+            end = &mut ended => break end,
             () = sleep(SECOND) => ticks += 1,
         }
         if ticks == 100 {
@@ -636,22 +692,22 @@ async fn lost_can_be_awaited_by_reference_in_a_loop() -> Outcome {
 }
 
 #[tokio::test(start_paused = true)]
-async fn lost_stays_pending_while_a_release_is_in_flight() -> Outcome {
+async fn ended_stays_pending_while_a_release_is_in_flight() -> Outcome {
     for forgotten in [false, true] {
         let store = MemoryBackend::new();
         let slow = SlowStore::on(&store);
         slow.slow_down();
         let guard = Client::with_backend(slow.clone()).mutex_with(NAME, options())?.lock().await?;
-        let mut lost = guard.lost();
+        let mut ended = guard.ended();
         let mut release = Box::pin(guard.release());
-        assert!(poll!(&mut release).is_pending() && poll!(&mut lost).is_pending());
+        assert!(poll!(&mut release).is_pending() && poll!(&mut ended).is_pending());
         if forgotten {
             store.flush();
         }
         let released = within(10 * SECOND, release).await;
         assert_eq!(released.is_err(), forgotten);
         let end = if forgotten { LeaseEnd::Lost(LossReason::Missing) } else { LeaseEnd::Released };
-        assert_eq!(within(SOON, lost).await, end);
+        assert_eq!(within(SOON, ended).await, end);
     }
     Ok(())
 }
@@ -662,11 +718,11 @@ async fn a_release_that_is_dropped_half_way_counts_as_one() -> Outcome {
     let slow = SlowStore::on(&store);
     slow.slow_down();
     let guard = Client::with_backend(slow.clone()).mutex_with(NAME, options())?.lock().await?;
-    let mut lost = guard.lost();
+    let mut ended = guard.ended();
     let mut release = Box::pin(guard.release());
-    assert!(poll!(&mut release).is_pending() && poll!(&mut lost).is_pending());
+    assert!(poll!(&mut release).is_pending() && poll!(&mut ended).is_pending());
     drop(release);
-    assert_eq!(poll!(lost), Poll::Ready(LeaseEnd::Released));
+    assert_eq!(poll!(ended), Poll::Ready(LeaseEnd::Released));
     Ok(())
 }
 
@@ -706,7 +762,7 @@ async fn a_release_that_races_a_revocation_is_confirmed_or_lost_and_never_both()
     let (mutex, other) = (mutex_of(&store), mutex_of(&store));
     for round in 0..6000 {
         let guard = mutex.lock().await?;
-        let (asked, told) = (guard.lost(), guard.lost());
+        let (asked, told) = (guard.ended(), guard.ended());
         let watching = tokio::spawn(async move { drop(timeout(ms(1), asked).await) });
         let revoking = tokio::spawn({
             let other = other.clone();

@@ -407,19 +407,19 @@ async fn dropping_a_guard_that_does_not_know_of_its_loss_leaves_the_later_holder
 // Loss
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn lost_reports_a_release() {
+async fn ended_reports_a_release() {
     let Some(server) = RedisServer::start_or_skip("releases") else { return };
     let mutex = mutex_of(&connect(&server).await);
     for release in [true, false] {
         let guard = mutex.lock().await.expect("free");
-        let mut lost = guard.lost();
-        assert_pending(ms(50), &mut lost).await;
+        let mut ended = guard.ended();
+        assert_pending(ms(50), &mut ended).await;
         if release {
             guard.release().await.expect("held to the end");
         } else {
             drop(guard);
         }
-        assert_eq!(within(SOON, lost).await, LeaseEnd::Released);
+        assert_eq!(within(SOON, ended).await, LeaseEnd::Released);
     }
     // A release that finds another holder tells of a loss.
     let guard = mutex.lock().await.expect("free");
@@ -634,7 +634,7 @@ async fn tokens_grow_over_a_restart_without_disk() {
     let again =
         within(SECOND * 15, two.mutex_with("idle", options()).expect("valid").lock()).await.expect("granted");
     assert!(again.token() > idle_token);
-    let reason = within(SOON, held.lost()).await.loss().expect("not released");
+    let reason = within(SOON, held.lost()).await;
     assert!(matches!(reason, LossReason::Missing | LossReason::Taken | LossReason::StoreUnreachable));
 }
 

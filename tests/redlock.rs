@@ -148,7 +148,7 @@ async fn two_of_five_nodes_may_die_during_a_hold_and_three_end_it_in_time() {
 
     nodes.0[2].kill();
     let reason = within(ms(2500), guard.lost()).await;
-    assert_eq!(reason, leasehold::LeaseEnd::Lost(LossReason::StoreUnreachable));
+    assert_eq!(reason, LossReason::StoreUnreachable);
     let error = other.lock_timeout(ms(400)).await.expect_err("no quorum");
     assert_eq!(no_quorum(&error), Some(3), "{error}");
     drop(guard);
@@ -213,7 +213,7 @@ async fn a_lease_that_a_majority_has_forgotten_is_lost_and_not_put_back() {
         server.raw().send(&["FLUSHALL"]);
     }
     let reason = within(SOON, guard.lost()).await;
-    assert_eq!(reason, leasehold::LeaseEnd::Lost(LossReason::Missing));
+    assert_eq!(reason, LossReason::Missing);
     drop(guard);
     left_empty(&mut nodes).await;
 }
@@ -584,7 +584,7 @@ async fn a_forced_release_ends_the_hold_on_all_nodes() {
     let guard = lock(&one, LONG).await;
     assert!(mutex(&other, LONG).force_release().await.expect("a quorum"));
     let reason = within(SOON, guard.lost()).await;
-    assert_eq!(reason, leasehold::LeaseEnd::Lost(LossReason::Revoked));
+    assert_eq!(reason, LossReason::Revoked);
     assert!(!mutex(&other, LONG).force_release().await.expect("a quorum"));
     drop(guard);
     left_empty(&mut nodes).await;

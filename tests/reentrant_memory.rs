@@ -688,7 +688,7 @@ async fn released_guards_count_as_released_and_see_no_later_loss() -> Outcome {
     let store = MemoryBackend::new();
     let lock = leased(&client_of(&store), OWNER, SECOND);
     let guards = [soon(lock.lock()).await?, soon(lock.lock()).await?];
-    let lost = join_all(guards.iter().map(Guard::lost));
+    let ended = join_all(guards.iter().map(Guard::ended));
     for guard in guards {
         guard.release().await?;
     }
@@ -696,7 +696,7 @@ async fn released_guards_count_as_released_and_see_no_later_loss() -> Outcome {
     assert!(lock.force_release().await?);
     let_tasks_run().await;
     assert!(!later.is_held());
-    assert_eq!(at_once(lost), [LeaseEnd::Released; 2]);
+    assert_eq!(at_once(ended), [LeaseEnd::Released; 2]);
     Ok(())
 }
 
@@ -704,7 +704,7 @@ async fn released_guards_count_as_released_and_see_no_later_loss() -> Outcome {
 async fn a_lease_counts_as_released_when_its_last_guard_has_gone() -> Outcome {
     let lock = owned(&Client::memory(), OWNER);
     let (outer, inner) = (soon(lock.lock()).await?, soon(lock.lock()).await?);
-    let told = outer.lost();
+    let told = outer.ended();
     outer.release().await?;
     assert_pending(10 * SECOND, inner.lost()).await;
     drop(inner);

@@ -68,8 +68,7 @@ use std::time::Duration;
 use futures::FutureExt;
 use futures::poll;
 use leasehold::{
-    Client, CountingSemaphore, Error, FairSemaphore, Guard, Inspection, LeaseEnd, LossReason,
-    SemaphoreOptions,
+    Client, CountingSemaphore, Error, FairSemaphore, Guard, Inspection, LossReason, SemaphoreOptions,
 };
 use semaphores::*;
 use support::{assert_pending, within};
@@ -371,7 +370,7 @@ async fn loss_is_reported_to_all_parts_before_another_grant_when_the_store_does_
     let next = within(SECOND * 10, S::of(&site.client().await, 2).acquire()).await.expect("granted");
     for part in [guard, part] {
         assert!(!part.is_held(), "three of two");
-        assert_eq!(poll!(part.lost()), Poll::Ready(LeaseEnd::Lost(LossReason::StoreUnreachable)));
+        assert_eq!(poll!(part.lost()), Poll::Ready(LossReason::StoreUnreachable));
         assert!(next.token() > part.token());
         assert_lost(part.release().await, LossReason::StoreUnreachable);
     }

@@ -9,7 +9,7 @@ mod zookeeper_wire;
 
 use std::time::Duration;
 
-use leasehold::{Client, Error, LeaseEnd, LossReason, MutexOptions};
+use leasehold::{Client, Error, LossReason, MutexOptions};
 use server::ZookeeperEnsemble;
 use support::faults::{NAME, SECOND, granted, ms, mutex, until_waiting, waiter};
 use support::{eventually, within};
@@ -74,7 +74,7 @@ async fn without_a_quorum_nothing_is_granted_and_holders_are_notified() {
     ensemble.kill(leads);
 
     let reason = within(3 * SECOND, guard.lost()).await;
-    assert_eq!(reason, LeaseEnd::Lost(LossReason::StoreUnreachable));
+    assert_eq!(reason, LossReason::StoreUnreachable);
     let error = mutex(&two).lock_timeout(ms(500)).await.map(drop).expect_err("nothing can be stored");
     assert!(matches!(error, Error::TimedOut { .. } | Error::StoreUnavailable { .. }), "{error:?}");
 

@@ -27,7 +27,7 @@ pub(crate) async fn connect(url: &str) -> Result<Arc<dyn Backend>, Error> {
     match Store::of(url)? {
         #[cfg(feature = "etcd")]
         Store::Etcd => Ok(Arc::new(super::EtcdBackend::connect(url).await?)),
-        Store::Memory => Ok(Arc::new(MemoryBackend::new())),
+        Store::Memory => Ok(Arc::new(in_memory(url))),
         #[cfg(feature = "mysql")]
         Store::Mysql => Ok(Arc::new(super::MysqlBackend::connect(url).await?)),
         #[cfg(feature = "postgres")]
@@ -50,7 +50,7 @@ pub(crate) fn connect_lazy(url: &str) -> Result<Arc<dyn Backend>, Error> {
     match Store::of(url)? {
         #[cfg(feature = "etcd")]
         Store::Etcd => Ok(Arc::new(super::EtcdBackend::builder_from_url(url)?.connect_lazy()?)),
-        Store::Memory => Ok(Arc::new(MemoryBackend::new())),
+        Store::Memory => Ok(Arc::new(in_memory(url))),
         #[cfg(feature = "mysql")]
         Store::Mysql => Ok(Arc::new(super::MysqlBackend::builder_from_url(url)?.connect_lazy()?)),
         #[cfg(feature = "postgres")]
@@ -68,6 +68,14 @@ pub(crate) fn connect_lazy(url: &str) -> Result<Arc<dyn Backend>, Error> {
     }
 }
 
+/// A store of its own, or the one that the URL names.
+fn in_memory(url: &str) -> MemoryBackend {
+    match url.split_once(':') {
+        None | Some((_, "")) => MemoryBackend::new(),
+        Some((_, name)) => MemoryBackend::named(name),
+    }
+}
+
 impl Store {
     /// Errors never repeat the URL, because it may contain a password.
     fn of(url: &str) -> Result<Self, Error> {
@@ -82,8 +90,10 @@ impl Store {
         };
         match scheme {
             "etcd" | "etcds" => Ok(Self::Etcd),
-            "memory" if rest.is_empty() => Ok(Self::Memory),
-            "memory" => Err(Error::invalid("url", "nothing may follow `memory:`")),
+            "memory" if rest.contains(['/', '?', '@']) => {
+                Err(Error::invalid("url", "only a name without `/`, `?` or `@` may follow `memory:`"))
+            }
+            "memory" => Ok(Self::Memory),
             "mysql" | "mariadb" => Ok(Self::Mysql),
             "postgres" | "postgresql" => Ok(Self::Postgres),
             "redlock" | "redlocks" => Ok(Self::Redlock),
@@ -128,6 +138,7 @@ mod tests {
     fn a_scheme_says_which_store() {
         for (url, store) in [
             ("memory:", Store::Memory),
+            ("memory:orders", Store::Memory),
             ("etcd://h", Store::Etcd),
             ("etcds://h", Store::Etcd),
             ("redis://h", Store::Redis),
@@ -151,7 +162,7 @@ mod tests {
             ("", "no scheme"),
             ("redis", "no scheme"),
             ("memory", "with the colon"),
-            ("memory:x:hunter2", "nothing may follow"),
+            ("memory://u:hunter2@h", "only a name"),
             ("http://u:hunter2@h", "scheme is not one of"),
             ("localhost:6379", "scheme is not one of"),
         ] {

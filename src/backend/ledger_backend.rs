@@ -211,7 +211,7 @@ fn answered(renewals: &[OfKey], answer: Result<Vec<(usize, Renewal)>, BackendErr
         Ok(answers) => answers.into_iter().map(|(n, renewal)| (n, Ok(renewal))).collect(),
         Err(error) => {
             let all = renewals.iter().flat_map(|(_, of_key)| of_key);
-            all.map(|(n, _)| (*n, Err(error.duplicate()))).collect()
+            all.map(|(n, _)| (*n, Err(error.clone()))).collect()
         }
     }
 }

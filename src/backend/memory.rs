@@ -2,9 +2,9 @@
 //!
 //! They are behind one mutex, which is never held across an await. Time is tokio's, so a test can pause it.
 
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 use std::fmt;
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use futures::StreamExt;
@@ -31,9 +31,16 @@ pub type MemoryBackend = LedgerBackend<MemoryStore>;
 /// The records of a [`MemoryBackend`].
 #[derive(Clone)]
 pub struct MemoryStore {
-    records: Arc<Mutex<Records>>,
+    shared: Arc<Shared>,
+}
+
+struct Shared {
+    records: Mutex<Records>,
     start: Instant,
 }
+
+/// The stores with a name that are in use.
+static NAMED: Mutex<BTreeMap<String, Weak<Shared>>> = Mutex::new(BTreeMap::new());
 
 #[derive(Default)]
 struct Records {
@@ -50,7 +57,21 @@ impl LedgerBackend<MemoryStore> {
     /// A new, empty store.
     #[must_use]
     pub fn new() -> Self {
-        Self::on(MemoryStore { records: Arc::default(), start: Instant::now() })
+        Self::on(MemoryStore { shared: Shared::new() })
+    }
+
+    /// A client of the store called `name` in this process: the one that is in use under that name, or a new one. It is what the URL
+    /// `memory:NAME` stands for.
+    #[must_use]
+    pub fn named(name: &str) -> Self {
+        let mut named = NAMED.lock();
+        named.retain(|_, shared| shared.strong_count() > 0);
+        let shared = named.get(name).and_then(Weak::upgrade).unwrap_or_else(|| {
+            let new = Shared::new();
+            named.insert(name.to_owned(), Arc::downgrade(&new));
+            new
+        });
+        Self::on(MemoryStore { shared })
     }
 
     /// Another client of the same store, like another process that uses the same Redis server.
@@ -63,13 +84,13 @@ impl LedgerBackend<MemoryStore> {
     /// is ahead of all its tokens by then, but a loop in one process may use up numbers faster than microseconds pass.)
     /// Waiters notice it when they repeat their requests.
     pub fn flush(&self) {
-        self.store().records.lock().ledgers.clear();
+        self.store().shared.records.lock().ledgers.clear();
     }
 
     /// How many waiters hand-overs have granted a lease to so far, as a measure for point 9 of the contract.
     #[must_use]
     pub fn waiters_served(&self) -> u64 {
-        self.store().records.lock().served
+        self.store().shared.records.lock().served
     }
 }
 
@@ -85,7 +106,7 @@ impl LedgerStore for MemoryStore {
         keys: &[Arc<str>],
         mut change: impl FnMut(usize, &mut Ledger, Stamp) -> (T, Vec<Event>) + Send + 'static,
     ) -> Result<Vec<T>, BackendError> {
-        let mut records = self.records.lock();
+        let mut records = self.shared.records.lock();
         let stamp = self.stamp(&records);
         records.sweep(stamp);
         let changes = keys.iter().enumerate().map(|(n, key)| {
@@ -99,7 +120,7 @@ impl LedgerStore for MemoryStore {
 
     fn wakes(&self, client: Uuid) -> BoxStream<'static, Event> {
         let (sender, events) = unbounded();
-        self.records.lock().listeners.insert(client, sender);
+        self.shared.records.lock().listeners.insert(client, sender);
         events.boxed()
     }
 
@@ -109,9 +130,15 @@ impl LedgerStore for MemoryStore {
     }
 }
 
+impl Shared {
+    fn new() -> Arc<Self> {
+        Arc::new(Self { records: Mutex::default(), start: Instant::now() })
+    }
+}
+
 impl MemoryStore {
     fn stamp(&self, records: &Records) -> Stamp {
-        let now = micros(self.start.elapsed().as_micros());
+        let now = micros(self.shared.start.elapsed().as_micros());
         let clock = micros(SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_micros());
         Stamp::new(now, now, clock.max(records.newest + 1))
     }

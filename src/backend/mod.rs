@@ -93,7 +93,7 @@ pub mod zookeeper;
 
 #[cfg(feature = "_redis")]
 pub use self::redis::{Credentials, CredentialsProvider, RedisBackend, RedisBuilder};
-pub use crate::error::{BackendError, BoxError, NodeFailure};
+pub use crate::error::{BackendError, BoxError, Cause, NodeFailure};
 #[cfg(feature = "etcd")]
 pub use etcd::{EtcdBackend, EtcdBuilder};
 use event_sender::EventSender;

@@ -377,7 +377,7 @@ impl Keeper {
     /// The request for a lease has failed for good.
     fn failed(&self, lease: &Arc<Lease>, error: &BackendError) {
         if let Some(waiter) = lease.take_waiter() {
-            let _ = waiter.send(Err(error.duplicate()));
+            let _ = waiter.send(Err(error.clone()));
         }
         if let Some(group) = lease.group() {
             let dismissed = self.queue(group, |queue| {
@@ -385,7 +385,7 @@ impl Keeper {
                 queue.take_waiters()
             });
             for waiter in dismissed {
-                let _ = waiter.send(Err(error.duplicate()));
+                let _ = waiter.send(Err(error.clone()));
             }
             self.give_up_surplus(group);
         }

@@ -476,9 +476,9 @@ impl Lease {
     /// When the store last answered a request or a renewal, if it ever did. An error if it did not answer the last one.
     pub(super) fn last_answer(&self) -> Result<Option<Instant>, BackendError> {
         match &self.state.lock().phase {
-            Phase::Queued(Queued { unanswered: Some(error), .. }) => Err(error.duplicate()),
+            Phase::Queued(Queued { unanswered: Some(error), .. }) => Err(BackendError::clone(error)),
             Phase::Queued(queued) => Ok(queued.place.map(|_| queued.answered_at)),
-            Phase::Held(Held { unanswered: Some(unanswered), .. }) => Err(unanswered.1.duplicate()),
+            Phase::Held(Held { unanswered: Some(unanswered), .. }) => Err(unanswered.1.clone()),
             Phase::Held(held) => Ok(Some(held.deadline.measured_from())),
             Phase::Released(_) | Phase::Lost { .. } => Ok(None),
         }

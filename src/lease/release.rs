@@ -293,7 +293,7 @@ impl Keeper {
             let answer = answer.map(|found| if repeated { found.by_repetition() } else { found });
             if let Some(confirm) = pending.confirm.take() {
                 // The receiver is gone if the `release` future was dropped.
-                let _ = confirm.send(answer.as_ref().copied().map_err(BackendError::duplicate));
+                let _ = confirm.send(answer.as_ref().copied().map_err(BackendError::clone));
             }
             match answer {
                 Ok(released) => {

@@ -592,7 +592,7 @@ pub(crate) async fn a_loss_is_reported_to_the_current_holder_only(clients: &[Cli
     let (mutex, operator) = (local(&clients[0], LONG), local(&clients[1], LONG));
     let first = mutex.lock().await.expect("free");
     let (second, third) = (waiter(&mutex).await, waiter(&mutex).await);
-    let before = first.lost();
+    let before = first.ended();
     first.release().await.expect("held to the end");
     let second = granted(second).await;
     let id = operator.inspect().await.expect("answered").holder().map(|holder| holder.id.clone());
@@ -618,7 +618,7 @@ pub(crate) async fn a_forgotten_lease_is_reported_to_the_current_holder_only(
     let mutex = local_with(&clients[0], MutexOptions::new().ttl(3 * SECOND).renewal_period(ms(20)));
     let first = mutex.lock().await.expect("free");
     let (second, third) = (waiter(&mutex).await, waiter(&mutex).await);
-    let before = first.lost();
+    let before = first.ended();
     first.release().await.expect("held to the end");
     let second = granted(second).await;
     forget();

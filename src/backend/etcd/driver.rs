@@ -82,7 +82,7 @@ async fn carry_out(shared: Arc<Shared>, batches: Vec<KeyBatch<View>>) {
             shared.health.failed(Purpose::Changes, &failure.why);
             let error = failure.before_storing();
             for batch in batches {
-                shared.schedule.finish(batch, Done::Failed { error: error.duplicate(), unsure: false });
+                shared.schedule.finish(batch, Done::Failed { error: error.clone(), unsure: false });
             }
             return;
         }

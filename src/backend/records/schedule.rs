@@ -206,7 +206,7 @@ impl<R: Cached> Schedule<R> {
             Done::Conflict | Done::Retry => (Ok(()), [].as_slice()),
         };
         // First, so that callers can submit their next change before the key becomes free: that change is then already queued.
-        tasks.iter().for_each(|task| task.finish(outcome.map_err(BackendError::duplicate)));
+        tasks.iter().for_each(|task| task.finish(outcome.map_err(BackendError::clone)));
         self.state.lock().put_back(batch, &done);
         self.changed.notify_one();
     }

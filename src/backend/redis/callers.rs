@@ -202,7 +202,7 @@ impl CallersConnections {
             let (runtime, connected) = self.join_attempt();
             let Some(connected) = self.closed.run_until_cancelled(connected).await else { break };
             match connected {
-                Ok(connected) => return connected.map_err(|error| error.duplicate()),
+                Ok(connected) => return connected.map_err(|error| BackendError::clone(&error)),
                 Err(_) if self.closed.is_cancelled() => break,
                 Err(_) if runtime == Handle::current().id() => {
                     let why = "the runtime ended, or was not driven, while it connected";

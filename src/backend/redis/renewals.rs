@@ -71,7 +71,7 @@ async fn renew_group<'a>(
                 let transport = Arc::clone(&transport);
                 others.push(async move { (n, renew_or_explain(&transport, request, answer).await) });
             }
-            Err(error) => answers.push((n, Err(error.duplicate()))),
+            Err(error) => answers.push((n, Err(error.clone()))),
         }
     }
     stream::iter(answers).chain(others)

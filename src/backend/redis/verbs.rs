@@ -12,8 +12,8 @@ use super::reply::read_released;
 use super::transport::{Transport, until_answered};
 use super::{RedisBackend, lock, renewals, semaphore};
 use crate::backend::{
-    Answer, Answered, Backend, BackendError, BoxError, Capabilities, Claim, Detail, Event, Finding,
-    Inspection, LeaseId, LeaseRef, Limit, Released, Renew, Request, Resource, Severity, StoreState,
+    Answer, Answered, Backend, BackendError, Capabilities, Cause, Claim, Detail, Event, Finding, Inspection,
+    LeaseId, LeaseRef, Limit, Released, Renew, Request, Resource, Severity, StoreState,
 };
 use crate::background;
 use crate::runtime::spawn;
@@ -172,7 +172,7 @@ impl RedisBackend {
     /// The transport for a call, whose connections live on a runtime that has not ended: if theirs has, they are reopened on the
     /// current one. While there is no connection to the server of `resource`, calls that should fail fast do so here.
     async fn ready(&self, resource: &Resource) -> Result<Arc<Transport>, BackendError> {
-        let fast = |source: BoxError| BackendError::FailedFast { source };
+        let fast = |source: Cause| BackendError::FailedFast { source };
         match self.revive().await {
             Err(error) if self.fail_fast && error.is_transient() => return Err(fast(error.into())),
             revived => revived?,

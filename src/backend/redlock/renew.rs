@@ -54,7 +54,7 @@ impl Quorum {
             Ok(node) => Some(node.renew(&renewals).map(move |answered| (n, answered)).boxed()),
             Err(error) => {
                 for k in 0..renewals.len() {
-                    cast(&mut votes, n, (k, Err(error.duplicate())));
+                    cast(&mut votes, n, (k, Err(error.clone())));
                 }
                 None
             }

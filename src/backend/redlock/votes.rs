@@ -265,7 +265,7 @@ impl Renewals {
             // It may be held on those that have not answered.
             let failures = self.answers.iter().enumerate();
             let failures = failures.filter_map(|(node, answer)| match answer {
-                Some(Err(error)) => Some((node, error.duplicate())),
+                Some(Err(error)) => Some((node, error.clone())),
                 _ => None,
             });
             Err(no_quorum(nodes, failures.collect(), store))

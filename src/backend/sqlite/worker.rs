@@ -138,7 +138,7 @@ impl Worker {
             }
             Err(failure) => {
                 self.note(&failure);
-                jobs.into_iter().for_each(|job| job.finish(Err(failure.error.duplicate())));
+                jobs.into_iter().for_each(|job| job.finish(Err(failure.error.clone())));
             }
         }
     }
