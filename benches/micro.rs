@@ -35,7 +35,7 @@ fn uncontended(criterion: &mut Criterion) {
     let runtime = runtime();
     let client = Client::memory();
     let mutex = client.mutex("mutex").expect("a valid name");
-    let reentrant = client.reentrant_lock("reentrant").expect("a valid name");
+    let reentrant = client.reentrant_lock("reentrant", "me").expect("a valid name");
     let fair = client.fair_semaphore("fair", 2).expect("a valid name");
     let counting = client.counting_semaphore("counting", 2).expect("a valid name");
     let mut group = criterion.benchmark_group("uncontended");
@@ -63,7 +63,7 @@ fn uncontended(criterion: &mut Criterion) {
 fn while_held(criterion: &mut Criterion) {
     let runtime = runtime();
     let client = Client::memory();
-    let lock = client.reentrant_lock("reentrant").expect("a valid name");
+    let lock = client.reentrant_lock("reentrant", "me").expect("a valid name");
     let guard = runtime.block_on(held(lock.lock()));
     let mut group = criterion.benchmark_group("held");
     group.bench_function("reentry, lock + release", |bencher| {

@@ -149,23 +149,28 @@ impl Client {
         DistMutex::new(Arc::clone(&self.engine), name, &options)
     }
 
-    /// Returns the reentrant lock called `name`, with default options. The handle and its clones are a new owner. No I/O.
-    /// It is the same lock as the mutex of that name.
+    /// Returns the reentrant lock called `name` for the owner called `owner`, with default options. No I/O. It is the same lock as the
+    /// mutex of that name.
     ///
     /// # Errors
     ///
-    /// As for [`mutex`](Self::mutex).
-    pub fn reentrant_lock(&self, name: &str) -> Result<ReentrantLock, Error> {
-        self.reentrant_lock_with(name, MutexOptions::new())
+    /// [`Error::InvalidArgument`] if `name` or `owner` is empty or longer than 512 bytes.
+    pub fn reentrant_lock(&self, name: &str, owner: &str) -> Result<ReentrantLock, Error> {
+        self.reentrant_lock_with(name, owner, MutexOptions::new())
     }
 
-    /// Returns the reentrant lock called `name`, with the given options. No I/O.
+    /// Returns the reentrant lock called `name` for the owner called `owner`, with the given options. No I/O.
     ///
     /// # Errors
     ///
-    /// As for [`mutex_with`](Self::mutex_with).
-    pub fn reentrant_lock_with(&self, name: &str, options: MutexOptions) -> Result<ReentrantLock, Error> {
-        ReentrantLock::new(Arc::clone(&self.engine), name, &options)
+    /// As for [`mutex_with`](Self::mutex_with), and if `owner` is empty or longer than 512 bytes.
+    pub fn reentrant_lock_with(
+        &self,
+        name: &str,
+        owner: &str,
+        options: MutexOptions,
+    ) -> Result<ReentrantLock, Error> {
+        ReentrantLock::new(Arc::clone(&self.engine), name, owner, &options)
     }
 
     /// Returns the counting semaphore called `name` with `limit` permits and default options. No I/O: the first request
@@ -436,7 +441,7 @@ mod tests {
         assert_eq!(format!("{client:?}"), format!("Client {{ {store}, .. }}"));
         let mutex = client.mutex("a")?;
         assert_eq!(format!("{mutex:?}"), format!("DistMutex {{ name: \"a\", {store}, .. }}"));
-        let lock = client.reentrant_lock("a")?.with_owner("me")?;
+        let lock = client.reentrant_lock("a", "me")?;
         assert_eq!(
             format!("{lock:?}"),
             format!("ReentrantLock {{ name: \"a\", {store}, owner: \"me\", .. }}")

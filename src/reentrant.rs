@@ -4,8 +4,6 @@ use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
-use uuid::Uuid;
-
 use crate::backend::{Claim, Detail, Inspection, Kind};
 use crate::error::Error;
 use crate::guard::Guard;
@@ -18,11 +16,10 @@ use crate::primitive::Primitive;
 ///
 /// # Owners
 ///
-/// An owner is never a thread or a task, which are short-lived and have no identity in other processes. A handle created by
-/// [`Client::reentrant_lock`](crate::Client::reentrant_lock) is an owner with a random name, and its clones
-/// are the same owner: pass clones to any code that should be able to re-enter. Use [`with_owner`](Self::with_owner) to name
-/// the owner explicitly, so that other handles and other processes can be the same owner, for instance all steps of one
-/// order, wherever they run.
+/// An owner is never a thread or a task, which are short-lived and have no identity in other processes. It is the name that
+/// [`Client::reentrant_lock`](crate::Client::reentrant_lock) is given: all handles that name the same owner, in any process, are that
+/// owner, for instance all steps of one order, wherever they run. For an owner that nobody else can be, use a random name, such as
+/// a new UUID.
 ///
 /// # Reentrancy
 ///
@@ -48,12 +45,12 @@ use crate::primitive::Primitive;
 /// # #[tokio::main(flavor = "current_thread")]
 /// # async fn main() -> Result<(), leasehold::Error> {
 /// let client = leasehold::Client::memory();
-/// let order = client.reentrant_lock("stock")?.with_owner("order-42")?;
+/// let order = client.reentrant_lock("stock", "order-42")?;
 /// let outer = order.lock().await?;
 /// let inner = order.lock().await?; // does not deadlock
 /// assert_eq!(outer.token(), inner.token());
 /// drop(outer);
-/// assert!(client.reentrant_lock("stock")?.try_lock().await?.is_none(), "other owners have to wait");
+/// assert!(client.reentrant_lock("stock", "order-43")?.try_lock().await?.is_none(), "other owners have to wait");
 /// inner.release().await?;
 /// assert!(client.mutex("stock")?.try_lock().await?.is_some());
 /// # Ok(()) }
@@ -67,19 +64,14 @@ pub struct ReentrantLock {
 }
 
 impl ReentrantLock {
-    pub(crate) fn new(engine: Arc<Engine>, name: &str, options: &MutexOptions) -> Result<Self, Error> {
+    pub(crate) fn new(
+        engine: Arc<Engine>,
+        name: &str,
+        owner: &str,
+        options: &MutexOptions,
+    ) -> Result<Self, Error> {
         let resource = name::resource(options.key_prefix(), name, Kind::Reentrant)?;
         let primitive = Primitive::new(engine, resource, options.validate()?)?;
-        Ok(Self::owned(primitive, Uuid::new_v4().to_string().into()))
-    }
-
-    /// Returns the same lock for the owner called `owner` instead of this handle's own. All handles that name the
-    /// same owner, in any process, are that owner.
-    ///
-    /// # Errors
-    ///
-    /// [`Error::InvalidArgument`] if `owner` is empty or longer than 512 bytes.
-    pub fn with_owner(self, owner: &str) -> Result<Self, Error> {
         if owner.is_empty() {
             return Err(Error::invalid("owner", "it is empty"));
         }
@@ -87,11 +79,8 @@ impl ReentrantLock {
             let why = format!("it has {} bytes, more than the limit of {MAX_NAME_BYTES}", owner.len());
             return Err(Error::invalid("owner", why));
         }
-        Ok(Self::owned(self.primitive, owner.into()))
-    }
-
-    fn owned(primitive: Primitive, owner: Arc<str>) -> Self {
-        Self { primitive, claim: Claim::Owner(Arc::clone(&owner)), owner }
+        let owner: Arc<str> = owner.into();
+        Ok(Self { primitive, claim: Claim::Owner(Arc::clone(&owner)), owner })
     }
 
     /// The name, without prefix.

@@ -293,7 +293,7 @@ async fn all_kinds_of_operations_share_a_call() {
             let name = name(n % 20);
             let guard = match n % 4 {
                 0 => client.mutex_with(&name, options())?.lock().await?,
-                1 => client.reentrant_lock(&name)?.lock().await?,
+                1 => client.reentrant_lock(&name, &n.to_string())?.lock().await?,
                 2 => client.counting_semaphore(&name, 3)?.acquire_many(2).await?,
                 _ => client.fair_semaphore(&name, 3)?.acquire_many(2).await?,
             };

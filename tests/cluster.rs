@@ -36,7 +36,7 @@ async fn every_primitive_works_wherever_its_slot_is() -> Result<(), Error> {
         assert!(next.token() > token);
         next.release().await?;
 
-        let lock = client.reentrant_lock(&name)?;
+        let lock = client.reentrant_lock(&name, "me")?;
         let (outer, inner) = (lock.lock().await?, lock.lock().await?);
         assert_eq!(outer.token(), inner.token());
         outer.release().await?;

@@ -16,6 +16,7 @@ use support::faults::waiter;
 use support::{Raw, RedisServer, Setup, eventually, within};
 use tokio::task::{JoinHandle, JoinSet};
 use tokio::time::{Instant, sleep, timeout};
+use uuid::Uuid;
 
 /// Long enough that nothing here runs out by itself.
 const LONG: Duration = Duration::from_secs(30);
@@ -232,7 +233,7 @@ async fn calls_whose_time_limit_is_reached_say_so_if_the_server_does_not_answer(
                     waiters.spawn(async move { mutex.lock_timeout(time_limit).await.map(drop) });
                     let semaphore = client.fair_semaphore(NAME, 1).expect("valid");
                     waiters.spawn(async move { semaphore.acquire_timeout(time_limit).await.map(drop) });
-                    let lock = client.reentrant_lock(OWNED).expect("valid");
+                    let lock = client.reentrant_lock(OWNED, &Uuid::new_v4().to_string()).expect("valid");
                     waiters.spawn(async move { lock.lock_timeout(time_limit).await.map(drop) });
                 }
             }
@@ -241,7 +242,7 @@ async fn calls_whose_time_limit_is_reached_say_so_if_the_server_does_not_answer(
         let _held = (
             one.mutex(NAME).expect("valid").lock().await.expect("free"),
             one.fair_semaphore(NAME, 1).expect("valid").acquire().await.expect("free"),
-            one.reentrant_lock(OWNED).expect("valid").lock().await.expect("free"),
+            one.reentrant_lock(OWNED, "the holder").expect("valid").lock().await.expect("free"),
         );
         for outcome in waiters(ms(200)).join_all().await {
             assert!(matches!(outcome, Err(Error::TimedOut { .. })), "the server answers: {outcome:?}");
@@ -251,7 +252,7 @@ async fn calls_whose_time_limit_is_reached_say_so_if_the_server_does_not_answer(
         eventually(SOON, || async {
             let seen = [
                 one.mutex(NAME).expect("valid").inspect().await,
-                one.reentrant_lock(OWNED).expect("valid").inspect().await,
+                one.reentrant_lock(OWNED, "the holder").expect("valid").inspect().await,
                 one.fair_semaphore(NAME, 1).expect("valid").inspect().await,
             ];
             seen.map(|seen| seen.expect("inspected").waiters.len()) == [1, 6, 6]

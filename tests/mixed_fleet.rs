@@ -416,8 +416,7 @@ async fn a_reentrant_lock_leaves_gaps_when_its_last_hold_ends() {
     let Some(server) = RedisServer::start_or_skip("gaps") else { return };
     let (one, two, mut raw) = (mixed(&server).await, mixed(&server).await, server.raw());
     let lock = |client: &Client, owner: &str| {
-        let lock = client.reentrant_lock_with(NAME, MutexOptions::new().ttl(LONG)).expect("valid");
-        lock.with_owner(owner).expect("valid")
+        client.reentrant_lock_with(NAME, owner, MutexOptions::new().ttl(LONG)).expect("valid")
     };
     let (holder, other_process, waits) =
         (lock(&one, "order-1"), lock(&two, "order-1"), lock(&two, "order-2"));

@@ -1231,8 +1231,11 @@ async fn handles_guards_and_futures_can_be_printed_without_the_lease_id() -> Out
 #[tokio::test]
 async fn what_is_printed_of_a_client_does_not_depend_on_how_many_leases_it_has() -> Outcome {
     let client = Client::memory();
-    let (reentrant, counting, fair) =
-        (client.reentrant_lock(NAME)?, client.counting_semaphore(NAME, 3)?, client.fair_semaphore(NAME, 3)?);
+    let (reentrant, counting, fair) = (
+        client.reentrant_lock(NAME, "me")?,
+        client.counting_semaphore(NAME, 3)?,
+        client.fair_semaphore(NAME, 3)?,
+    );
     let mutex = client.mutex(NAME)?;
     let print = || format!("{client:?}\n{mutex:?}\n{reentrant:?}\n{counting:?}\n{fair:?}");
     let before = print();

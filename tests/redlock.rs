@@ -174,8 +174,9 @@ async fn a_node_that_lost_its_memory_is_taken_in_again_by_a_renewal() {
         let guard = match kind {
             "mutex" => lock(&client, ttl).await,
             _ => {
-                let lock = client.reentrant_lock_with(NAME, MutexOptions::new().ttl(ttl)).expect("valid");
-                lock.with_owner("me").expect("valid").lock().await.expect("granted")
+                let lock =
+                    client.reentrant_lock_with(NAME, "me", MutexOptions::new().ttl(ttl)).expect("valid");
+                lock.lock().await.expect("granted")
             }
         };
         // A node that was slow has had a token of its own at first, and may keep it for an owner if it is greater.
@@ -421,8 +422,7 @@ async fn an_owner_enters_from_several_clients_under_one_token() {
     let Some(mut nodes) = Nodes::start_or_skip("owners", 5) else { return };
     let (one, other) = (nodes.connect().await, nodes.connect().await);
     let lock = |client: &Client, owner: &str| {
-        let lock = client.reentrant_lock_with(NAME, MutexOptions::new().ttl(ms(1500))).expect("valid");
-        lock.with_owner(owner).expect("valid")
+        client.reentrant_lock_with(NAME, owner, MutexOptions::new().ttl(ms(1500))).expect("valid")
     };
     let first = lock(&one, "me").lock().await.expect("free");
     eventually(SOON, || std::future::ready(held_on(&nodes) == 5)).await;
@@ -464,9 +464,9 @@ async fn late_requests_do_not_take_the_tokens_of_an_owner_back() {
     let (first, second) = (connect(first_way, "2s").await, connect(second_way, "60ms").await);
     let third = nodes.connect().await;
     let entered = async |client: &Client, round: u32| {
-        let lock =
-            client.reentrant_lock_with(&format!("{NAME} {round}"), options().ttl(LONG)).expect("valid");
-        within(SOON, lock.with_owner("me").expect("valid").lock()).await.expect("its owner may enter")
+        let name = format!("{NAME} {round}");
+        let lock = client.reentrant_lock_with(&name, "me", options().ttl(LONG)).expect("valid");
+        within(SOON, lock.lock()).await.expect("its owner may enter")
     };
     for round in 0..20 {
         // In each round others; three nodes grant it at once.
@@ -485,7 +485,7 @@ async fn late_requests_do_not_take_the_tokens_of_an_owner_back() {
         }
         let key = format!("{KEY} {round}");
         let holders = async || {
-            let lock = third.reentrant_lock(&format!("{NAME} {round}")).expect("valid");
+            let lock = third.reentrant_lock(&format!("{NAME} {round}"), "me").expect("valid");
             let seen = lock.inspect().await.expect("a quorum").nodes;
             seen.iter()
                 .map(|node| node.view.as_ref().map_or(0, |view| view.holders.len()))

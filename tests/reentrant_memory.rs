@@ -29,6 +29,7 @@ use tokio::runtime::Builder;
 use tokio::sync::mpsc;
 use tokio::task::{JoinSet, yield_now};
 use tokio::time::{Instant, sleep, timeout};
+use uuid::Uuid;
 
 /// Lets the clients' tasks handle all events and send all pending releases, while no time passes.
 async fn let_tasks_run() {
@@ -60,16 +61,16 @@ fn client_of(store: &MemoryBackend) -> Client {
 
 /// The lock of the tests, for an owner of its own.
 fn anonymous(client: &Client) -> ReentrantLock {
-    client.reentrant_lock(NAME).expect("valid")
+    owned(client, &Uuid::new_v4().to_string())
 }
 
 /// The lock of the tests for `owner`.
 fn owned(client: &Client, owner: &str) -> ReentrantLock {
-    anonymous(client).with_owner(owner).expect("valid")
+    client.reentrant_lock(NAME, owner).expect("valid")
 }
 
 fn owned_with(client: &Client, owner: &str, options: MutexOptions) -> ReentrantLock {
-    client.reentrant_lock_with(NAME, options).and_then(|lock| lock.with_owner(owner)).expect("valid")
+    client.reentrant_lock_with(NAME, owner, options).expect("valid")
 }
 
 fn leased(client: &Client, owner: &str, lease: Duration) -> ReentrantLock {
@@ -200,24 +201,10 @@ async fn an_owner_named_the_same_is_the_same_in_any_handle_of_any_client() -> Ou
 }
 
 #[tokio::test]
-async fn naming_the_owner_of_a_clone_leaves_the_handle_as_it_was() -> Outcome {
-    let client = Client::memory();
-    let lock = anonymous(&client);
-    let before = lock.owner().to_owned();
-    let named = lock.clone().with_owner(OWNER)?;
-    assert_eq!((lock.owner(), named.owner()), (before.as_str(), OWNER));
-    let renamed = named.clone().with_owner(&before)?;
-    let guard = soon(lock.lock()).await?;
-    assert!(named.try_lock().await?.is_none());
-    assert_eq!(renamed.try_lock().await?.expect("the first owner again").token(), guard.token());
-    Ok(())
-}
-
-#[tokio::test]
-async fn naming_the_owner_keeps_name_prefix_and_options() -> Outcome {
+async fn a_lock_of_an_owner_has_its_name_prefix_and_options() -> Outcome {
     let client = Client::memory();
     let options = MutexOptions::new().prefix("other:").ttl(SECOND);
-    let lock = client.reentrant_lock_with(NAME, options)?.with_owner(OWNER)?;
+    let lock = client.reentrant_lock_with(NAME, OWNER, options)?;
     let guard = soon(lock.lock()).await?;
     assert_eq!((lock.name(), guard.name(), guard.permits()), (NAME, NAME, 1));
     assert!(guard.remaining() <= SECOND);
@@ -282,7 +269,7 @@ async fn an_owner_named_like_a_lease_id_is_a_different_owner() -> Outcome {
 #[test]
 fn unusable_owners_are_refused_when_they_are_named() {
     let client = Client::memory();
-    let named = |owner: &str| client.reentrant_lock(NAME).expect("valid").with_owner(owner);
+    let named = |owner: &str| client.reentrant_lock(NAME, owner);
     // The limit counts bytes, as the store does, not characters.
     for owner in [String::new(), "o".repeat(MAX_NAME_BYTES + 1), "é".repeat(MAX_NAME_BYTES / 2 + 1)] {
         let Err(Error::InvalidArgument { argument: what, reason: why, .. }) = named(&owner) else {
@@ -302,10 +289,10 @@ fn unusable_names_and_options_are_refused_when_the_lock_is_made() {
         other => panic!("expected a refusal, got {other:?}"),
     };
     let options = MutexOptions::new;
-    assert_eq!(what(client.reentrant_lock("")), "name");
-    assert_eq!(what(client.reentrant_lock(&"n".repeat(MAX_NAME_BYTES + 1))), "name");
-    assert_eq!(what(client.reentrant_lock_with(NAME, options().ttl(ms(99)))), "ttl");
-    assert_eq!(what(client.reentrant_lock_with(NAME, options().max_hold(ms(9)))), "maximum hold time");
+    assert_eq!(what(client.reentrant_lock("", OWNER)), "name");
+    assert_eq!(what(client.reentrant_lock(&"n".repeat(MAX_NAME_BYTES + 1), OWNER)), "name");
+    assert_eq!(what(client.reentrant_lock_with(NAME, OWNER, options().ttl(ms(99)))), "ttl");
+    assert_eq!(what(client.reentrant_lock_with(NAME, OWNER, options().max_hold(ms(9)))), "maximum hold time");
 }
 
 #[tokio::test]
@@ -313,14 +300,14 @@ async fn an_owner_re_enters_locally_only_where_it_has_locked() -> Outcome {
     let store = MemoryBackend::new();
     let (client, other) = (client_of(&store), client_of(&store));
     let guard = soon(owned(&client, OWNER).lock()).await?;
-    let elsewhere = client.reentrant_lock("stocks")?.with_owner(OWNER)?;
-    let other_owner = other.reentrant_lock("stocks")?.with_owner(OTHER_OWNER)?;
+    let elsewhere = client.reentrant_lock("stocks", OWNER)?;
+    let other_owner = other.reentrant_lock("stocks", OTHER_OWNER)?;
     let held = other_owner.lock().await?;
     assert!(elsewhere.try_lock().await?.is_none(), "another name is another lock");
     // Prefix and name count together.
-    let joined = client.reentrant_lock_with("k:stock", MutexOptions::new().prefix("loc"))?;
-    assert!(joined.clone().try_lock().await?.is_none());
-    assert_eq!(joined.with_owner(OWNER)?.try_lock().await?.expect("let in").token(), guard.token());
+    let joined = |owner| client.reentrant_lock_with("k:stock", owner, MutexOptions::new().prefix("loc"));
+    assert!(joined(OTHER_OWNER)?.try_lock().await?.is_none());
+    assert_eq!(joined(OWNER)?.try_lock().await?.expect("let in").token(), guard.token());
     held.release().await
 }
 
@@ -1355,7 +1342,7 @@ async fn tokens_grow_whatever_ended_the_hold_before() -> Outcome {
 async fn shutdown_ends_waiting_requests_and_re_entering() -> Outcome {
     let store = MemoryBackend::new();
     let (client, other) = (client_of(&store), client_of(&store));
-    let held = client.reentrant_lock("held")?.with_owner(OWNER)?;
+    let held = client.reentrant_lock("held", OWNER)?;
     let inside = [soon(held.lock()).await?, soon(held.lock()).await?];
     let guard = soon(owned(&other, OTHER_OWNER).lock()).await?;
     let lock = owned(&client, OWNER);
@@ -1374,7 +1361,10 @@ async fn shutdown_ends_waiting_requests_and_re_entering() -> Outcome {
         assert_closed(&lock.force_release().await);
     }
     assert!(inside.iter().all(|guard| at_once(guard.lost()) == LossReason::ClientClosed));
-    assert!(other.reentrant_lock("held")?.try_lock().await?.is_some(), "the store has forgotten the client");
+    assert!(
+        other.reentrant_lock("held", OTHER_OWNER)?.try_lock().await?.is_some(),
+        "the store has forgotten the client"
+    );
     assert!(inspect(&other).await.waiters.is_empty());
     guard.release().await
 }

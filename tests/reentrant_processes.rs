@@ -45,8 +45,7 @@ fn patient(client: &Client, name: &str, owner: &str) -> ReentrantLock {
 }
 
 fn owned_with(client: &Client, name: &str, owner: &str, options: MutexOptions) -> ReentrantLock {
-    let lock = client.reentrant_lock_with(name, options);
-    lock.and_then(|lock| lock.with_owner(owner)).expect("valid")
+    client.reentrant_lock_with(name, owner, options).expect("valid")
 }
 
 fn mutex(client: &Client, name: &str) -> DistMutex {

@@ -122,15 +122,13 @@ fn owned(client: &Client, owner: &str, lease: Duration) -> ReentrantLock {
 }
 
 fn owned_named(client: &Client, name: &str, owner: &str, lease: Duration) -> ReentrantLock {
-    let lock = client.reentrant_lock_with(name, MutexOptions::new().ttl(lease));
-    lock.and_then(|lock| lock.with_owner(owner)).expect("valid")
+    client.reentrant_lock_with(name, owner, MutexOptions::new().ttl(lease)).expect("valid")
 }
 
 /// A lock whose holder notices within a few milliseconds what happened in the store, while its lease lasts for longer
 /// than any test waits.
 fn attentive(client: &Client, owner: &str) -> ReentrantLock {
-    let lock = client.reentrant_lock_with(NAME, MutexOptions::new().renewal_period(ms(20)));
-    lock.and_then(|lock| lock.with_owner(owner)).expect("valid")
+    client.reentrant_lock_with(NAME, owner, MutexOptions::new().renewal_period(ms(20))).expect("valid")
 }
 
 /// Locks what is free or the owner's, soon.
@@ -755,8 +753,7 @@ async fn losing_one_hold_keeps_the_others_and_its_client_re_enters() {
     let Some(fixture) = Fixture::set_up("the loss of one hold").await else { return };
     let options = MutexOptions::new().max_hold(ms(500));
     for capped_leads in [true, false] {
-        let capped = fixture.one.reentrant_lock_with(NAME, options.clone()).expect("valid");
-        let capped = capped.with_owner(OWNER).expect("valid");
+        let capped = fixture.one.reentrant_lock_with(NAME, OWNER, options.clone()).expect("valid");
         let staying = attentive(&fixture.two, OWNER);
         let (first, second) = if capped_leads { (&capped, &staying) } else { (&staying, &capped) };
         let guards = (enter(first).await, enter(second).await);
@@ -1540,15 +1537,14 @@ async fn a_set_of_holds_without_its_lead_admits_no_other() {
 async fn a_set_of_holds_left_by_another_owner_admits_no_one() {
     let Some(fixture) = Fixture::set_up("stale holds").await else { return };
     let mut raw = fixture.server.raw();
-    let locks = fixture.owners();
     let old = fixture.both_in().await;
     let listed = raw.send(&["ZRANGE", HOLDS, "0", "-1"]);
     raw.send(&["DEL", KEY]);
     assert_eq!(raw.send(&["ZCARD", HOLDS]).int(), 2, "what the owner left behind");
     let other_locks = [owned(&fixture.other, OTHER_OWNER, LONG), owned(&fixture.two, OTHER_OWNER, LONG)];
     let first = enter(&other_locks[0]).await;
-    for lock in &locks {
-        let new = lock.clone().with_owner("order-44").expect("valid");
+    for client in [&fixture.one, &fixture.other] {
+        let new = owned(client, "order-44", LONG);
         assert!(new.try_lock().await.expect("answered").is_none());
         // The guards of old are still believed in their own clients: they are asked for from a new one.
         let newcomer = connect(&fixture.server.url()).await;
@@ -1832,8 +1828,8 @@ async fn short_waits_time_out_regardless_of_the_number_of_requests() {
     for client in 0..2 {
         let client_handle = Client::connect(&server.url()).await.expect("the server answers");
         for task in 0..32_u64 {
-            let lock = client_handle.reentrant_lock("short").expect("valid");
-            let lock = lock.with_owner(["a", "b"][task as usize % 2]).expect("valid");
+            let owner = ["a", "b"][task as usize % 2];
+            let lock = client_handle.reentrant_lock("short", owner).expect("valid");
             tasks.push(tokio::spawn(async move {
                 for n in 0..50 {
                     match lock.lock_timeout(Duration::from_micros((task + n * 64 + client) % 3_000)).await {

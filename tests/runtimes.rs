@@ -742,7 +742,8 @@ fn many_guards_dropped_delay_no_renewal(drop_all: impl AsyncFnOnce(Vec<Guard>)) 
     let proxy = other.block_on(Proxy::start(server.port()));
     runtime.block_on(async {
         let client = connect(&proxy.url()).await;
-        let lock = client.reentrant_lock_with("kept", MutexOptions::new().ttl(2 * SECOND)).expect("valid");
+        let lock =
+            client.reentrant_lock_with("kept", "me", MutexOptions::new().ttl(2 * SECOND)).expect("valid");
         let kept = lock.lock().await.expect("free");
         // With the default TTL, these need no renewal in the meantime.
         let all = (0..GUARDS).map(|n| client.mutex(&format!("many:{n}")).expect("valid"));

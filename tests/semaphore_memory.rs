@@ -458,7 +458,7 @@ fn parts_dropped_outside_a_runtime_or_in_a_panic_are_released() {
 async fn the_guard_of_a_lock_cannot_be_split() {
     let client = Client::memory();
     let mut guard = client.mutex(NAME).expect("valid").lock().await.expect("free");
-    let mut nested = client.reentrant_lock("nested").expect("valid").lock().await.expect("free");
+    let mut nested = client.reentrant_lock("nested", "me").expect("valid").lock().await.expect("free");
     for permits in [0, 1, 2] {
         assert!(guard.split(permits).is_none() && nested.split(permits).is_none());
     }

@@ -19,6 +19,7 @@ use locks::*;
 use support::{Direction, Proxy, RedisServer, Traffic, eventually, one_place_each, within};
 use tokio::task::JoinHandle;
 use tokio::time::{Instant, timeout};
+use uuid::Uuid;
 
 #[derive(Clone, Copy, Debug)]
 enum Kind {
@@ -40,7 +41,8 @@ impl Kind {
                 async move { lock.lock().await }.boxed()
             }
             Self::Reentrant => {
-                let lock = client.reentrant_lock_with(NAME, locks).expect("valid");
+                let lock =
+                    client.reentrant_lock_with(NAME, &Uuid::new_v4().to_string(), locks).expect("valid");
                 async move { lock.lock().await }.boxed()
             }
             Self::Counting => {
@@ -57,7 +59,7 @@ impl Kind {
     async fn inspect(self, client: &Client) -> Inspection {
         let inspection = match self {
             Self::Mutex => client.mutex(NAME).expect("valid").inspect().await,
-            Self::Reentrant => client.reentrant_lock(NAME).expect("valid").inspect().await,
+            Self::Reentrant => client.reentrant_lock(NAME, "an onlooker").expect("valid").inspect().await,
             Self::Counting => client.counting_semaphore(NAME, 1).expect("valid").inspect().await,
             Self::Fair => client.fair_semaphore(NAME, 1).expect("valid").inspect().await,
         };

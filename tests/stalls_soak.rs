@@ -155,7 +155,7 @@ impl User {
                 }
             }
             Primitive::Reentrant => {
-                let lock = client.reentrant_lock_with(name, locks)?.with_owner(OWNERS[self.task % 2])?;
+                let lock = client.reentrant_lock_with(name, OWNERS[self.task % 2], locks)?;
                 match time_limit {
                     Some(time_limit) => lock.lock_timeout(time_limit).await,
                     None => lock.lock().await,

@@ -1095,7 +1095,7 @@ async fn a_lock_cannot_be_taken_under_the_key_of_a_semaphore_in_use<S: Semaphore
     assert_wrong_type(within(SOON, mutex.lock()).await);
     assert_wrong_type(within(SOON, mutex.try_lock()).await);
     assert_wrong_type(within(SOON, mutex.lock_timeout(ms(50))).await);
-    let reentrant = two.reentrant_lock_with(NAME, lock_options::<S>()).expect("valid");
+    let reentrant = two.reentrant_lock_with(NAME, "me", lock_options::<S>()).expect("valid");
     assert_wrong_type(within(SOON, reentrant.lock()).await);
     assert_wrong_type(within(SOON, reentrant.try_lock()).await);
     assert!(mutex.force_release().await.is_err(), "a semaphore is not released by force");

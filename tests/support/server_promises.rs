@@ -396,8 +396,8 @@ pub(crate) async fn names_and_owners_may_contain_any_character<S: Server>() {
         &long,
     ] {
         let theirs = other.mutex_with(name, one_place_each().prefix("")).expect("valid");
-        let lock = one.reentrant_lock_with(name, MutexOptions::new().prefix("")).expect("valid");
-        let guard = lock.with_owner(name).expect("valid").lock().await.expect("free");
+        let lock = one.reentrant_lock_with(name, name, MutexOptions::new().prefix("")).expect("valid");
+        let guard = lock.lock().await.expect("free");
         let waiter = waiter(&theirs);
         until_waiting(&theirs, 1).await;
         let holders = theirs.inspect().await.expect("it answers").holders;

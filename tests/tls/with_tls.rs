@@ -212,7 +212,7 @@ async fn a_cluster_over_tls() -> Result<(), Error> {
         let mutex = client.mutex(&n.to_string())?;
         let guard = mutex.lock().await?;
         let waiter = tokio::spawn({
-            let mutex = client.reentrant_lock(&n.to_string())?;
+            let mutex = client.reentrant_lock(&n.to_string(), "me")?;
             async move { mutex.lock().await }
         });
         eventually(SECOND * 5, || async { mutex.inspect().await.is_ok_and(|seen| seen.waiters.len() == 1) })

@@ -71,7 +71,7 @@ async fn acquire(client: Client, kind: Kind, name: String, ttl: Duration) -> Res
     let (lock, permits) = (MutexOptions::new().ttl(ttl), SemaphoreOptions::new().ttl(ttl));
     match kind {
         Kind::Mutex => client.mutex_with(&name, lock)?.lock().await,
-        Kind::Reentrant => client.reentrant_lock_with(&name, lock)?.lock().await,
+        Kind::Reentrant => client.reentrant_lock_with(&name, "me", lock)?.lock().await,
         Kind::Counting => client.counting_semaphore_with(&name, 1, permits)?.acquire().await,
         Kind::Fair => client.fair_semaphore_with(&name, 1, permits)?.acquire().await,
     }
