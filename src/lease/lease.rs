@@ -54,7 +54,7 @@ struct State {
     late_grant: bool,
     /// Whether a request was dropped before it was answered, or its answer was lost.
     request_dropped: bool,
-    /// Whether an answer says that the store may know this lease.
+    /// Whether an answer says that the store may know this lease, or it was given up while a request was in flight.
     may_be_known: bool,
 }
 
@@ -506,8 +506,13 @@ impl Lease {
     /// Gives up a lease that waits. `false` if it is held or has ended.
     pub(super) fn give_up(&self) -> bool {
         let mut state = self.state.lock();
-        let waits = matches!(state.phase, Phase::Queued(_));
-        if waits {
+        let is_in_flight = match &state.phase {
+            Phase::Queued(queued) => Some(queued.asking || queued.in_place),
+            Phase::Held(_) | Phase::Released(_) | Phase::Lost { .. } => None,
+        };
+        let waits = is_in_flight.is_some();
+        if let Some(is_in_flight) = is_in_flight {
+            state.may_be_known |= is_in_flight;
             state.phase = Phase::Released(None);
         }
         let waiter = state.waiter.take();
@@ -914,11 +919,10 @@ impl Lease {
         self.state.lock().request_dropped
     }
 
-    /// Whether the store may know this lease. If not, each request was answered, and none of them had left this process.
+    /// Whether the store may know this lease, which has ended. If not, each request was answered, and none of them had left this process.
     pub(super) fn may_be_known(&self) -> bool {
         let state = self.state.lock();
-        let in_flight = matches!(&state.phase, Phase::Queued(queued) if queued.asking || queued.in_place);
-        state.may_be_known || state.request_dropped || in_flight
+        state.may_be_known || state.request_dropped
     }
 }
 
