@@ -45,7 +45,7 @@ async fn shut_down_after_a_request(url: String) -> Option<String> {
     let begun = Instant::now();
     let closed = client.shutdown().await;
     let took = begun.elapsed();
-    (closed.is_err() || took > Duration::from_secs(3)).then(|| format!("{url}: {closed:?} after {took:?}"))
+    (closed.is_err() || took > Duration::from_secs(4)).then(|| format!("{url}: {closed:?} after {took:?}"))
 }
 
 /// Nothing has ever left it. What it closes takes no longer than an attempt to connect that is under way.
