@@ -324,3 +324,31 @@ async fn what_is_requested_while_a_client_is_shut_down_is_released() {
     let holders = Client::with_backend(Arc::new(store)).mutex(NAME).expect("valid").inspect().await;
     assert_eq!(holders.expect("it answers").holders, []);
 }
+
+/// Everything is refused.
+#[derive(Debug)]
+struct Refusing;
+
+impl Refusing {
+    fn refused<T>() -> Result<T, BackendError> {
+        Err(BackendError::Refused { source: "NOPERM as the test wants it".into() })
+    }
+}
+
+impl Intercept for Refusing {
+    fn request<'a>(&'a self, _: &'a MemoryBackend, _: &'a Request) -> Reply<'a, Answer> {
+        async { Self::refused() }.boxed()
+    }
+
+    fn release<'a>(&'a self, _: &'a MemoryBackend, _: &'a LeaseRef) -> Reply<'a, Released> {
+        async { Self::refused() }.boxed()
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_client_whose_requests_were_all_refused_has_nothing_to_release() {
+    let client = Client::with_backend(Intercepted::new(&MemoryBackend::new(), Refusing));
+    let error = mutex(&client).try_lock().await.map(drop).expect_err("refused");
+    assert!(matches!(error, Error::StoreRefused { .. }), "{error:?}");
+    within(SECOND, client.shutdown()).await.expect("nothing is left");
+}
