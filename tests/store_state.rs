@@ -373,6 +373,26 @@ async fn calls_fail_at_once_while_the_store_is_known_to_be_unreachable() {
     join(all, change).await;
 }
 
+/// While a server of a cluster is away, only what is kept there fails.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn calls_for_the_other_servers_of_a_cluster_do_not_fail_fast() {
+    let Some(mut cluster) = Cluster::start_or_skip("fail fast in a cluster") else { return };
+    let client = Client::builder(cluster.url()).fail_fast(true).connect().await.expect("it answers");
+    let is_on_first = |name: &usize| cluster.serving(1, cluster.slot_at(1, &format!("{{lock:{name}}}"))) == 0;
+    let (lost, kept): (Vec<_>, Vec<_>) = (0..20).partition(is_on_first);
+    cluster.nodes[0].kill();
+    eventually(SECOND * 5, || async { !client.state().status.is_connected() }).await;
+    let lock = |name: usize| client.mutex(&name.to_string()).expect("a name");
+    for name in kept {
+        drop(within(SECOND * 2, lock(name).try_lock()).await.expect("its server answers").expect("free"));
+    }
+    let failing = at_once(async || lock(lost[0]).try_lock().await).await;
+    // Unless its replica has taken over by now.
+    if let Err(error) = failing {
+        assert!(error.to_string().contains("not connected: "), "{error}");
+    }
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn servers_that_cannot_carry_locks_are_refused() {
     let Some(primary) = RedisServer::start_or_skip("what is refused when connecting") else { return };
