@@ -21,8 +21,8 @@ pub(crate) fn is_current() -> bool {
     IS_CURRENT.get()
 }
 
-/// The runtime of the crate's own thread, which is started by the first client and ends with the process. A forked process has none of its
-/// parent's threads, so it starts its own.
+/// The runtime of the crate's own thread, which is started by the first client and ends with the process. A forked process has none of
+/// its parent's threads, so it starts its own.
 ///
 /// # Errors
 ///

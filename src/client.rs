@@ -8,7 +8,7 @@ use futures::future::ready;
 use futures::stream::{Stream, StreamExt, once};
 use tokio::time::timeout;
 
-use crate::backend::{Backend, BackendError, FailFast, Finding, MemoryBackend, Status, StoreState, by_url};
+use crate::backend::{Backend, BackendError, Finding, MemoryBackend, Status, StoreState, by_url};
 use crate::error::Error;
 use crate::fair_semaphore::FairSemaphore;
 use crate::lease::Engine;
@@ -372,8 +372,9 @@ pub struct ClientBuilder {
 
 impl ClientBuilder {
     /// Whether requests, including those already waiting, fail at once with [`Error::StoreUnavailable`] while the store is known to be
-    /// unreachable: while its [state](Client::state) is disconnected, for a reason. On every store. Releases and renewals are not
-    /// affected. For a backend that you have made yourself, see [`FailFast`].
+    /// unreachable: while its [state](Client::state) is disconnected, for a reason; in a Redis cluster, while the server that a request is
+    /// for is. On every store. Releases and renewals are not affected. For a backend that you have made yourself, see
+    /// [`FailFast`](crate::backend::FailFast).
     ///
     /// Default: false. Then `try_lock` tries for 4 s, `lock` for 30 s or four TTLs, whichever is longer, and `lock_timeout` for as long as
     /// `lock` or until its time is up; a restart or a failover in the meantime delays them but is not an error.
@@ -392,8 +393,12 @@ impl ClientBuilder {
     ///
     /// Dropping the future closes whatever was opened.
     pub async fn connect(self) -> Result<Client, Error> {
-        let backend = by_url::connect(&self.url).await?;
-        Ok(self.build(backend))
+        let backend = if self.fail_fast {
+            by_url::connect_fail_fast(&self.url).await?
+        } else {
+            by_url::connect(&self.url).await?
+        };
+        Ok(Client::with_backend(backend))
     }
 
     /// Creates a client that connects on first use and keeps retrying. Needs no runtime.
@@ -402,12 +407,12 @@ impl ClientBuilder {
     ///
     /// As for [`Client::connect_lazy`].
     pub fn connect_lazy(self) -> Result<Client, Error> {
-        let backend = by_url::connect_lazy(&self.url)?;
-        Ok(self.build(backend))
-    }
-
-    fn build(self, backend: Arc<dyn Backend>) -> Client {
-        Client::with_backend(if self.fail_fast { Arc::new(FailFast::new(backend)) } else { backend })
+        let backend = if self.fail_fast {
+            by_url::connect_lazy_fail_fast(&self.url)?
+        } else {
+            by_url::connect_lazy(&self.url)?
+        };
+        Ok(Client::with_backend(backend))
     }
 }
 

@@ -447,3 +447,57 @@ fn said(detail: &Option<String>) -> String {
 fn about(name: &Option<String>) -> String {
     name.as_ref().map(|name| format!(" `{name}`")).unwrap_or_default()
 }
+
+#[cfg(test)]
+mod tests {
+    use std::error::Error as _;
+
+    use super::*;
+
+    const CAUSE: &str = "the cause";
+
+    /// One of each kind, with [`CAUSE`] if it has a cause.
+    fn all_of_a_store() -> Vec<BackendError> {
+        let source = || CAUSE.into();
+        let refused = || BackendError::Refused { source: source() };
+        vec![
+            BackendError::NotSent { source: source() },
+            BackendError::FailedFast { source: source() },
+            BackendError::Unanswered { source: source() },
+            BackendError::WrongType { source: source() },
+            BackendError::RefusedForNow { source: source() },
+            refused(),
+            BackendError::LimitDiffers { stated: 1, in_force: 2 },
+            BackendError::AboveLimit { permits: 2, limit: 1 },
+            BackendError::Unsupported { reason: CAUSE.to_owned() },
+            BackendError::NoQuorum { needed: 2, of: 3, nodes: vec![NodeFailure::new("node", refused())] },
+            BackendError::Closed,
+        ]
+    }
+
+    /// A report that prints an error and then all its sources, such as that of `anyhow`, says each cause once.
+    #[test]
+    fn each_cause_is_said_once() {
+        for inner in all_of_a_store() {
+            let causes = inner.to_string().matches(CAUSE).count();
+            assert!(causes <= 1 && inner.source().is_none(), "{inner:?}: {inner}");
+            let outer = Error::from_backend(inner, "acquire", Some("a"), "store");
+            assert_eq!(outer.to_string().matches(CAUSE).count(), causes, "{outer:?}: {outer}");
+            assert!(outer.source().is_none(), "{outer:?}");
+        }
+    }
+
+    #[test]
+    fn a_request_was_never_sent_if_no_node_can_have_received_it() {
+        let not_sent = || NodeFailure::new("node", BackendError::NotSent { source: CAUSE.into() });
+        let unanswered = NodeFailure::new("node", BackendError::Unanswered { source: CAUSE.into() });
+        for (nodes, expected) in [
+            (vec![not_sent(), not_sent(), not_sent()], true),
+            // The third one has answered.
+            (vec![not_sent(), not_sent()], false),
+            (vec![not_sent(), not_sent(), unanswered], false),
+        ] {
+            assert_eq!(BackendError::NoQuorum { needed: 2, of: 3, nodes }.was_never_sent(), expected);
+        }
+    }
+}

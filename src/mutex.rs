@@ -113,8 +113,7 @@ impl DistMutex {
     /// # Errors
     ///
     /// * [`Error::TimedOut`] if the lock did not become available within that time.
-    /// * [`Error::StoreUnavailable`] if the store was not answering when the time was up. The call takes up to half a second longer to
-    ///   find out whether it answers.
+    /// * [`Error::StoreUnavailable`] if the store was not answering when the time was up.
     /// * [`Error::StoreRefused`], [`Error::Lost`] and [`Error::Closed`] as for [`lock`](Self::lock).
     ///
     /// # Panics

@@ -1310,6 +1310,25 @@ async fn force_release_notifies_all_holds_at_once_and_serves_the_next_waiter() -
     Ok(())
 }
 
+/// The renewal and the forced release come in the same instant, in either order.
+#[tokio::test(start_paused = true)]
+async fn all_holds_are_told_of_a_forced_release_however_they_find_out() -> Outcome {
+    for early in 0..3 {
+        let store = MemoryBackend::new();
+        let (one, two, other) = (client_of(&store), client_of(&store), client_of(&store));
+        let mut guards = Vec::new();
+        for client in [&one, &one, &two] {
+            guards.push(soon(owned(client, OWNER).lock()).await?);
+        }
+        sleep(guards[0].remaining() / 3 - ms(early)).await;
+        assert!(anonymous(&other).force_release().await?);
+        for guard in guards {
+            assert_eq!(within(ms(10), guard.lost()).await, LeaseEnd::Lost(LossReason::Revoked), "{early}");
+        }
+    }
+    Ok(())
+}
+
 #[tokio::test(start_paused = true)]
 async fn tokens_grow_whatever_ended_the_hold_before() -> Outcome {
     let store = MemoryBackend::new();

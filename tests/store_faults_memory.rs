@@ -297,3 +297,58 @@ fn a_release_whose_answer_is_lost_with_its_runtime_is_no_loss() {
         drop(first.join().expect("no panic"));
     }
 }
+
+/// Requests are carried out, and never answered.
+#[derive(Debug)]
+struct Unanswered;
+
+impl Intercept for Unanswered {
+    fn request<'a>(&'a self, store: &'a MemoryBackend, request: &'a Request) -> Reply<'a, Answer> {
+        async {
+            store.request(request).await?;
+            pending().await
+        }
+        .boxed()
+    }
+}
+
+/// A task may keep the future of a request and not poll it any more.
+#[tokio::test(start_paused = true)]
+async fn what_is_requested_while_a_client_is_shut_down_is_released() {
+    let store = MemoryBackend::new();
+    let client = Client::with_backend(Intercepted::new(&store, Unanswered));
+    let mutex = mutex(&client);
+    let mut lock = Box::pin(mutex.lock());
+    assert!(futures::poll!(&mut lock).is_pending());
+    within(SECOND, client.shutdown()).await.expect("released");
+    let holders = Client::with_backend(Arc::new(store)).mutex(NAME).expect("valid").inspect().await;
+    assert_eq!(holders.expect("it answers").holders, []);
+}
+
+/// Everything is refused.
+#[derive(Debug)]
+struct Refusing;
+
+impl Refusing {
+    fn refused<T>() -> Result<T, BackendError> {
+        Err(BackendError::Refused { source: "NOPERM as the test wants it".into() })
+    }
+}
+
+impl Intercept for Refusing {
+    fn request<'a>(&'a self, _: &'a MemoryBackend, _: &'a Request) -> Reply<'a, Answer> {
+        async { Self::refused() }.boxed()
+    }
+
+    fn release<'a>(&'a self, _: &'a MemoryBackend, _: &'a LeaseRef) -> Reply<'a, Released> {
+        async { Self::refused() }.boxed()
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_client_whose_requests_were_all_refused_has_nothing_to_release() {
+    let client = Client::with_backend(Intercepted::new(&MemoryBackend::new(), Refusing));
+    let error = mutex(&client).try_lock().await.map(drop).expect_err("refused");
+    assert!(matches!(error, Error::StoreRefused { .. }), "{error:?}");
+    within(SECOND, client.shutdown()).await.expect("nothing is left");
+}

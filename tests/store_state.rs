@@ -7,9 +7,13 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use futures::StreamExt;
+use futures::future::{join, join_all};
+#[cfg(feature = "redis-rs")]
+use leasehold::backend::FailFast;
 use leasehold::backend::{RedisBackend, Severity, Status, StoreState};
-use leasehold::{Client, Error};
+use leasehold::{Backend, Client, Error};
 use support::{AT_ONCE, Cluster, FakeServer, RedisServer, Setup, at_once, eventually, more_rules, within};
+use tokio::sync::Barrier;
 
 const SECOND: Duration = Duration::from_secs(1);
 
@@ -310,31 +314,83 @@ async fn a_lazy_client_of_a_cluster_finds_its_nodes() -> Result<(), Error> {
     client.shutdown().await
 }
 
+/// All ways to ask for it, over each client library that this build has.
+async fn impatient(url: &str) -> Vec<Client> {
+    let builder = || RedisBackend::builder(url).expect("a URL");
+    let mut backends: Vec<Arc<dyn Backend>> =
+        vec![Arc::new(builder().fail_fast(true).connect().await.expect("the server answers"))];
+    #[cfg(feature = "redis-rs")]
+    {
+        let through_redis_rs = builder().through_redis_rs().connect().await.expect("the server answers");
+        backends.push(Arc::new(FailFast::new(Arc::new(through_redis_rs))));
+    }
+    let clients = backends.into_iter().map(Client::with_backend);
+    let by_url = Client::builder(url).fail_fast(true).connect().await.expect("the server answers");
+    clients.chain([by_url]).collect()
+}
+
+/// Waits for a lock that somebody else has, so that the request would be repeated every 10 s.
+async fn fails_fast(client: Client, n: usize, killed: Arc<Barrier>, all_failed: Arc<Barrier>) {
+    let waiting = tokio::spawn({
+        let held = client.mutex(&format!("held {n}")).expect("a name");
+        async move { held.lock().await.map(drop) }
+    });
+    killed.wait().await;
+    let error = within(SECOND * 2, waiting).await.expect("no panic").expect_err("the server is gone");
+    assert!(error.to_string().contains("connected"), "{n}: {error}");
+    eventually(SECOND * 5, || async { !client.state().status.is_connected() }).await;
+    let mutex = client.mutex("a").expect("a name");
+    let failing = at_once(async || mutex.lock_timeout(SECOND * 30).await).await;
+    let error = failing.expect_err("the server is gone");
+    assert!(matches!(error, Error::StoreUnavailable { .. }), "{n}: {error:?}");
+    assert!(error.to_string().contains("connected"), "{n}: {error}");
+    all_failed.wait().await;
+    eventually(SECOND * 5, || async { mutex.try_lock().await.is_ok_and(|guard| guard.is_some()) }).await;
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn calls_fail_at_once_while_the_store_is_known_to_be_unreachable() {
     let Some(mut server) = RedisServer::start_or_skip("fail fast") else { return };
-    let builder = RedisBackend::builder(&server.url()).expect("a URL").fail_fast(true);
-    let client = Client::with_backend(Arc::new(builder.connect().await.expect("the server answers")));
-    let mutex = client.mutex("a").expect("a name");
-    // Somebody else has it, so that this one waits. It would be repeated every 10 s.
+    let clients = impatient(&server.url()).await;
+    let many = clients.len();
     let mut other = server.raw();
-    assert_eq!(other.send(&["SET", "lock:held", "x", "PX", "600000"]).text().as_deref(), Some("OK"));
-    let waiting = tokio::spawn({
-        let held = client.mutex("held").expect("a name");
-        async move { held.lock().await.map(drop) }
-    });
-    eventually(SECOND * 5, || async { server.raw().keys("*").iter().any(|key| key.contains("{lock:held}")) })
-        .await;
-    server.kill();
-    let error = within(SECOND, waiting).await.expect("no panic").expect_err("the server is gone");
-    assert!(error.to_string().contains("not connected: "), "{error}");
+    for n in 0..many {
+        let set = ["SET", &format!("lock:held {n}"), "x", "PX", "600000"];
+        assert_eq!(other.send(&set).text().as_deref(), Some("OK"));
+    }
+    let [killed, all_failed] = [(); 2].map(|()| Arc::new(Barrier::new(many + 1)));
+    let fails = |(n, client)| fails_fast(client, n, Arc::clone(&killed), Arc::clone(&all_failed));
+    let all = join_all(clients.into_iter().enumerate().map(fails));
+    let change = async {
+        let is_waiting =
+            |n: usize| server.raw().keys("*").iter().any(|key| key.contains(&format!("{{lock:held {n}}}")));
+        eventually(SECOND * 5, || async { (0..many).all(is_waiting) }).await;
+        server.kill();
+        killed.wait().await;
+        all_failed.wait().await;
+        server.restart();
+    };
+    join(all, change).await;
+}
+
+/// While a server of a cluster is away, only what is kept there fails.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn calls_for_the_other_servers_of_a_cluster_do_not_fail_fast() {
+    let Some(mut cluster) = Cluster::start_or_skip("fail fast in a cluster") else { return };
+    let client = Client::builder(cluster.url()).fail_fast(true).connect().await.expect("it answers");
+    let is_on_first = |name: &usize| cluster.serving(1, cluster.slot_at(1, &format!("{{lock:{name}}}"))) == 0;
+    let (lost, kept): (Vec<_>, Vec<_>) = (0..20).partition(is_on_first);
+    cluster.nodes[0].kill();
     eventually(SECOND * 5, || async { !client.state().status.is_connected() }).await;
-    let failing = at_once(async || mutex.lock_timeout(SECOND * 30).await).await;
-    let error = failing.expect_err("the server is gone");
-    assert!(matches!(error, Error::StoreUnavailable { .. }), "{error:?}");
-    assert!(error.to_string().contains("not connected: "), "{error}");
-    server.restart();
-    eventually(SECOND * 5, || async { mutex.try_lock().await.is_ok_and(|guard| guard.is_some()) }).await;
+    let lock = |name: usize| client.mutex(&name.to_string()).expect("a name");
+    for name in kept {
+        drop(within(SECOND * 2, lock(name).try_lock()).await.expect("its server answers").expect("free"));
+    }
+    let failing = at_once(async || lock(lost[0]).try_lock().await).await;
+    // Unless its replica has taken over by now.
+    if let Err(error) = failing {
+        assert!(error.to_string().contains("not connected: "), "{error}");
+    }
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

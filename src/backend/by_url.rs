@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use super::{Backend, MemoryBackend};
+use super::{Backend, FailFast, MemoryBackend};
 use crate::error::Error;
 
 /// The schemes of Redis, for the error that lists them.
@@ -74,6 +74,25 @@ fn in_memory(url: &str) -> MemoryBackend {
         None | Some((_, "")) => MemoryBackend::new(),
         Some((_, name)) => MemoryBackend::named(name),
     }
+}
+
+/// The same as [`connect`], with requests that fail fast.
+pub(crate) async fn connect_fail_fast(url: &str) -> Result<Arc<dyn Backend>, Error> {
+    // It knows which server a request is for: in a cluster, only those for one that is away fail.
+    #[cfg(feature = "_redis")]
+    if Store::of(url)? == Store::Redis {
+        return Ok(Arc::new(super::RedisBackend::builder(url)?.fail_fast(true).connect().await?));
+    }
+    Ok(Arc::new(FailFast::new(connect(url).await?)))
+}
+
+/// The same as [`connect_lazy`], with requests that fail fast.
+pub(crate) fn connect_lazy_fail_fast(url: &str) -> Result<Arc<dyn Backend>, Error> {
+    #[cfg(feature = "_redis")]
+    if Store::of(url)? == Store::Redis {
+        return Ok(Arc::new(super::RedisBackend::builder(url)?.fail_fast(true).connect_lazy()?));
+    }
+    Ok(Arc::new(FailFast::new(connect_lazy(url)?)))
 }
 
 impl Store {

@@ -128,6 +128,8 @@ fn ask_system(host: &str, answer: oneshot::Sender<Resolved>) -> io::Result<()> {
         (*owner, *hosts) = (process, HashMap::new());
     }
     if let Some(waiting) = hosts.get_mut(host) {
+        // Those that have given up need not be kept until the system answers.
+        waiting.retain(|answer| !answer.is_closed());
         waiting.push(answer);
         return Ok(());
     }

@@ -6,13 +6,14 @@ use std::time::Duration;
 use futures::future::{BoxFuture, ready};
 use futures::stream::{BoxStream, select};
 use futures::{FutureExt, StreamExt};
+use tokio::runtime::Handle;
 use tokio::sync::Semaphore;
 
 use super::{
     Answer, Answered, Backend, BackendError, Capabilities, Detail, Event, Finding, Inspection, LeaseId,
     LeaseRef, Limit, Released, Renew, Request, Resource, Status, StoreState,
 };
-use crate::runtime::spawn;
+use crate::runtime::spawn_on;
 
 /// Any store, whose requests fail at once with [`BackendError::FailedFast`] while it is known to be unreachable, those that wait
 /// included. Renewals and releases are not affected: they are repeated. See [`ClientBuilder::fail_fast`](crate::ClientBuilder::fail_fast).
@@ -36,9 +37,11 @@ impl FailFast {
 
     fn check(&self) -> Result<(), BackendError> {
         let Some(why) = unreachable(&self.store.state()) else { return Ok(()) };
-        if let Ok(permit) = Arc::clone(&self.pings).try_acquire_owned() {
+        if let Ok(runtime) = Handle::try_current()
+            && let Ok(permit) = Arc::clone(&self.pings).try_acquire_owned()
+        {
             let store = Arc::clone(&self.store);
-            spawn(async move {
+            spawn_on(&runtime, async move {
                 // How it went is seen in the state.
                 drop(store.ping().await);
                 drop(permit);

@@ -46,9 +46,9 @@
 //!     both limits. It stays in force while there are holders or waiters, and for one to two TTLs afterwards. `set_limit`
 //!     changes it for all clients at once, including those that know its version, and revokes nothing.
 //! 14. A lease that was released by force is remembered until it would have ended: its renewal is answered with lost for the reason
-//!     [`Revoked`](crate::LossReason::Revoked), whether or not the event has arrived, and whoever holds the
-//!     lock by then. Its release may be answered with [`Released::Revoked`]; a client asks about a lease that was gone. A store that has lost its data does not know. It may forget those that end first if there are more
-//!     than a few dozen.
+//!     [`Revoked`](crate::LossReason::Revoked), whether or not the event has arrived, and whoever holds the lock by then. Its release
+//!     may be answered with [`Released::Revoked`]; after any other answer that it is gone, the client sends a renewal to find out why.
+//!     A store that has lost its data does not know. If there are more than a few dozen, it may forget those that end first.
 
 use std::fmt;
 
@@ -123,13 +123,13 @@ pub use zookeeper::{ZookeeperBackend, ZookeeperBuilder};
 /// releases the lease.
 ///
 /// All calls fail with [`BackendError::NotSent`] if the store has certainly not received the call, with
-/// [`BackendError::Unanswered`] if the outcome is unknown, with [`BackendError::RefusedForNow`] if the store
-/// declined for a reason that can be over within seconds (nothing was executed), with [`BackendError::Refused`] if it declined for another, with
+/// [`BackendError::Unanswered`] if the outcome is unknown, with [`BackendError::RefusedForNow`] if the store declined for a reason that
+/// can be over within seconds (nothing was executed), with [`BackendError::Refused`] if it declined for another reason, with
 /// [`BackendError::WrongType`] if something else is stored under the key, and with [`BackendError::Closed`] after `close`.
 ///
-/// If [`Capabilities::own_thread`] is set, `renew` is called on the crate's own thread, and so are `release` and
-/// `release_permits` when the runtime of the application has ended or is blocked in whole or in part, or when a guard is dropped
-/// outside a runtime. Everything else is called on the runtimes of the application.
+/// If [`Capabilities::own_thread`] is set, `renew` is called on the crate's own thread, except after a release that has found nothing
+/// (point 14 of the contract). So are `release` and `release_permits` when the runtime of the application has ended or is blocked in
+/// whole or in part, or when a guard is dropped outside a runtime. Everything else is called on the runtimes of the application.
 pub trait Backend: fmt::Debug + Send + Sync + 'static {
     /// Creates the id of a new acquisition: usually [`LeaseId::next`], with a random UUID for this client. Ids cannot be guessed and are
     /// never used again, nor is the sequence number in them.

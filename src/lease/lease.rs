@@ -39,6 +39,26 @@ pub(crate) struct Lease {
     state: Mutex<State>,
 }
 
+/// What the store may know of a lease, by the answers to its requests: from the least to the most.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) enum Trace {
+    /// Nothing: no request has left this process.
+    None,
+    /// Hardly anything: it has declined each request that it received.
+    Declined,
+    Possible,
+}
+
+impl Trace {
+    fn of(answer: &Result<Answer, BackendError>) -> Self {
+        match answer {
+            Err(error) if error.was_never_sent() => Self::None,
+            Err(error) if error.is_refusal() => Self::Declined,
+            _ => Self::Possible,
+        }
+    }
+}
+
 #[derive(Debug)]
 struct State {
     phase: Phase,
@@ -54,8 +74,7 @@ struct State {
     late_grant: bool,
     /// Whether a request was dropped before it was answered, or its answer was lost.
     request_dropped: bool,
-    /// Whether an answer says that the store may know this lease.
-    may_be_known: bool,
+    trace: Trace,
 }
 
 #[derive(Debug)]
@@ -215,7 +234,7 @@ impl Lease {
             filed: None,
             late_grant: false,
             request_dropped: false,
-            may_be_known: false,
+            trace: Trace::None,
         };
         Arc::new(Self { request, terms, group, lost: OnceLock::new(), state: Mutex::new(state) })
     }
@@ -298,7 +317,7 @@ impl Lease {
         }
         // A request that was not answered counts as dropped: the store may still execute it.
         state.request_dropped |= matches!(answer, Err(BackendError::Unanswered { .. }));
-        state.may_be_known |= !matches!(&answer, Err(error) if error.was_never_sent());
+        state.trace = state.trace.max(Trace::of(&answer));
         let queued = match &mut state.phase {
             Phase::Queued(queued) => queued,
             Phase::Held(_) | Phase::Released(_) | Phase::Lost { .. } => return Outcome::Over,
@@ -506,8 +525,15 @@ impl Lease {
     /// Gives up a lease that waits. `false` if it is held or has ended.
     pub(super) fn give_up(&self) -> bool {
         let mut state = self.state.lock();
-        let waits = matches!(state.phase, Phase::Queued(_));
-        if waits {
+        let is_in_flight = match &state.phase {
+            Phase::Queued(queued) => Some(queued.asking || queued.in_place),
+            Phase::Held(_) | Phase::Released(_) | Phase::Lost { .. } => None,
+        };
+        let waits = is_in_flight.is_some();
+        if let Some(is_in_flight) = is_in_flight {
+            if is_in_flight {
+                state.trace = Trace::Possible;
+            }
             state.phase = Phase::Released(None);
         }
         let waiter = state.waiter.take();
@@ -914,11 +940,10 @@ impl Lease {
         self.state.lock().request_dropped
     }
 
-    /// Whether the store may know this lease. If not, each request was answered, and none of them had left this process.
-    pub(super) fn may_be_known(&self) -> bool {
+    /// What the store may know of this lease, which has ended.
+    pub(super) fn trace(&self) -> Trace {
         let state = self.state.lock();
-        let in_flight = matches!(&state.phase, Phase::Queued(queued) if queued.asking || queued.in_place);
-        state.may_be_known || state.request_dropped || in_flight
+        if state.request_dropped { Trace::Possible } else { state.trace }
     }
 }
 

@@ -24,7 +24,7 @@ use tokio::time::{Instant, sleep, timeout};
 
 use super::acquire::PERSIST;
 use super::keeper::Keeper;
-use super::lease::{Hold, Lease};
+use super::lease::{Hold, Lease, Trace};
 use super::release_queue::{LAST_RELEASES, MAX_RELEASES, Number, PendingRelease};
 use crate::backend::{BackendError, LeaseRef, Released, Renew, Renewal};
 use crate::background;
@@ -69,12 +69,14 @@ impl Keeper {
         }
     }
 
-    /// A lease that is not wanted any more: its release is queued, unless its request has certainly never reached the store.
+    /// A lease that is not wanted any more: its release is queued, unless no request for it has reached the store.
     pub(super) fn release_if_known(&self, lease: &Arc<Lease>) {
-        if lease.may_be_known() {
-            self.queue_release(PendingRelease::of(lease));
-        } else {
-            self.forget(lease.id());
+        match lease.trace() {
+            Trace::None => drop(self.forget(lease.id())),
+            Trace::Declined => {
+                self.queue_release(PendingRelease { declined: true, ..PendingRelease::of(lease) })
+            }
+            Trace::Possible => self.queue_release(PendingRelease::of(lease)),
         }
     }
 
@@ -276,8 +278,8 @@ impl Keeper {
 
     /// Repeats a release until the store confirms it, even after the TTL has passed: the request for the lease may still be in
     /// flight, and be granted later. Whatever the store says meanwhile may be over before the lease is: only an answer that nothing of
-    /// this lease can be there ends it. `None` if it is given up, or if something else is stored under the key. Fails if it was not
-    /// confirmed for `ATTEMPT` and others wait to be sent.
+    /// this lease can be there ends it, or a refusal if all requests for the lease were declined as well. `None` if it is given up, or if
+    /// nothing can be there. Fails if it was not confirmed for `ATTEMPT` and others wait to be sent.
     async fn send_until_confirmed(
         &self,
         pending: &mut PendingRelease,
@@ -302,6 +304,7 @@ impl Keeper {
                 }
                 // Something else is stored under the key, so nothing of this lease is.
                 Err(BackendError::WrongType { .. }) => return Ok(None),
+                Err(error) if pending.declined && error.is_refusal() => return Ok(None),
                 Err(error) if may_succeed(&error) && Instant::now() < give_up => {
                     tracing::debug!(key = &*key, %error, "release not confirmed, sending it again");
                     if begin.elapsed() >= ATTEMPT && self.releases.is_any_waiting() {

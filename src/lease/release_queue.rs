@@ -89,6 +89,8 @@ pub(super) struct PendingRelease {
     pub(super) keep: u32,
     /// Whether it may have been sent before, so that the store may have executed it.
     pub(super) repeated: bool,
+    /// Whether the store has declined all requests for the lease. It is not sent again if it is declined as well.
+    pub(super) declined: bool,
     /// How long the store keeps the lease without a renewal, if that is known.
     pub(super) ttl: Duration,
     /// When it is given up if it is not answered; set when it is first sent from the queue.
@@ -115,6 +117,7 @@ impl PendingRelease {
             lease,
             keep: 0,
             repeated: false,
+            declined: false,
             ttl: Duration::ZERO,
             give_up: None,
             left_at: None,

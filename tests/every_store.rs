@@ -1,0 +1,110 @@
+//! What holds on every store that is a server, without one.
+#![cfg(all(
+    feature = "redis",
+    feature = "postgres",
+    feature = "mysql",
+    feature = "etcd",
+    feature = "zookeeper"
+))]
+
+use std::fmt::Debug;
+use std::net::{SocketAddr, TcpListener};
+use std::time::{Duration, Instant};
+
+use futures::future::join_all;
+use leasehold::{Client, Error};
+
+/// All schemes, for a server at this address, with these credentials, which are empty or end with `@`.
+fn urls(credentials: &str, address: SocketAddr) -> Vec<String> {
+    let all = [
+        "redis://*",
+        "redis-cluster://*",
+        "redis-sentinel://*/main",
+        "redlock://*,127.0.0.2:#,127.0.0.3:#",
+        "postgres://*/db",
+        "mysql://*/db",
+        "mariadb://*/db",
+        "etcd://*",
+        "zookeeper://*",
+    ];
+    let place = format!("{credentials}{address}");
+    all.map(|url| url.replace('#', &address.port().to_string()).replace('*', &place)).into()
+}
+
+/// A port that refuses connections, and one that accepts them and says nothing as long as the listener lives.
+fn ports() -> (SocketAddr, SocketAddr, TcpListener) {
+    let [refuses, swallows] = [(); 2].map(|()| TcpListener::bind("127.0.0.1:0").expect("a port is free"));
+    let [refusing, swallowing] = [&refuses, &swallows].map(|port| port.local_addr().expect("an address"));
+    (refusing, swallowing, swallows)
+}
+
+async fn shut_down_after_a_request(url: String) -> Option<String> {
+    let client = Client::connect_lazy(&url).expect("a URL");
+    let error = client.mutex("a").expect("a name").try_lock().await.map(drop).expect_err("nobody answers");
+    assert!(matches!(error, Error::StoreUnavailable { .. }), "{url}: {error:?}");
+    let begun = Instant::now();
+    let closed = client.shutdown().await;
+    let took = begun.elapsed();
+    (closed.is_err() || took > Duration::from_secs(4)).then(|| format!("{url}: {closed:?} after {took:?}"))
+}
+
+/// Nothing has ever left it. What it closes takes no longer than an attempt to connect that is under way.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_client_whose_store_was_never_reached_has_nothing_to_release() {
+    let (refusing, swallowing, _listener) = ports();
+    let all = [refusing, swallowing].into_iter().flat_map(|address| urls("", address));
+    let wrong: Vec<_> = join_all(all.map(shut_down_after_a_request)).await.into_iter().flatten().collect();
+    assert!(wrong.is_empty(), "{}", wrong.join("\n"));
+}
+
+/// A word that is in each part of each password, and must not be in any text.
+const SECRET: &str = "hunter";
+
+#[track_caller]
+fn assert_hidden(said: &(impl Debug + ?Sized), url: &str) {
+    assert!(!format!("{said:?}").contains(SECRET), "{url}: {said:?}");
+}
+
+/// The text of an error, and of its causes.
+fn texts(error: &Error) -> Vec<String> {
+    let mut texts = vec![format!("{error:?}"), error.to_string()];
+    let mut cause = std::error::Error::source(error);
+    while let Some(source) = cause {
+        texts.push(format!("{source:?} {source}"));
+        cause = source.source();
+    }
+    texts
+}
+
+/// What means something in a URL, and what is encoded, or looks like it.
+const SPECIAL: [&str; 18] =
+    ["@", "/", "#", "?", "%", ":", " ", ",", "&", "=", "[", "]", "\\", "%40", "%2F", "%zz", "%ff", "0"];
+
+fn password(one: &str, other: &str) -> String {
+    format!("{SECRET}{one}{SECRET}1{other}{SECRET}")
+}
+
+/// With each pair of them, as the password of a user, or of nobody. What is accepted is connected to only with one of each.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn no_part_of_a_password_is_said() {
+    let (refusing, ..) = ports();
+    let mut accepted = Vec::new();
+    let pairs = SPECIAL.iter().flat_map(|one| SPECIAL.iter().map(move |other| (one, other)));
+    for (one, other) in pairs {
+        for user in if one == other { &["app", ""][..] } else { &["app"] } {
+            for url in urls(&format!("{user}:{}@", password(one, other)), refusing) {
+                match Client::connect_lazy(&url) {
+                    Ok(client) => assert_hidden(&(&client, client.state()), &url),
+                    Err(error) => assert_hidden(&texts(&error), &url),
+                }
+                if one == other && !user.is_empty() {
+                    accepted.push(url);
+                }
+            }
+        }
+    }
+    let connected = join_all(accepted.iter().map(|url| Client::connect(url))).await;
+    for (url, connected) in accepted.iter().zip(connected) {
+        assert_hidden(&texts(&connected.expect_err("nobody is there")), url);
+    }
+}
