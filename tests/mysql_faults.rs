@@ -78,6 +78,10 @@ impl SqlServer for MysqlServer {
         // It may have ended.
         let _ = self.try_to_execute(&format!("KILL CONNECTION {session}")).await;
     }
+
+    async fn has_refused_a_session(&self) -> bool {
+        self.counted("Aborted_connects").await > 0
+    }
 }
 
 sql_faults!(MysqlServer);

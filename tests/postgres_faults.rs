@@ -19,7 +19,7 @@ use refusing_proxy::{Mode, Refusable, RefusingProxy};
 use server::{PASSWORD, PostgresServer, USER};
 use sql_faults::{
     SqlServer, assert_soon_after, lock_and_release, mutex, survive, twenty_waiters, until_free,
-    until_granted, until_waiting,
+    until_granted, until_waiting, url,
 };
 use support::faults::SECOND;
 use tokio::time::{Instant, sleep};
@@ -79,9 +79,84 @@ impl SqlServer for PostgresServer {
     async fn end_session(&self, session: &str) {
         self.execute(&format!("SELECT pg_terminate_backend({session})")).await;
     }
+
+    async fn has_refused_a_session(&self) -> bool {
+        self.log().contains("too many connections for role")
+    }
 }
 
 sql_faults!(PostgresServer);
+
+// Servers and roles
+
+/// Two servers, of which the first is read-only, and hangs later.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_standby_of_a_list_is_passed_over_also_when_it_hangs() {
+    let Some(server) = PostgresServer::start_or_skip("standbys in a list") else { return };
+    let read_only = &["default_transaction_read_only=on"];
+    let Some(standby) = SqlServer::start_with_or_skip("standbys in a list", read_only) else { return };
+    let standby: PostgresServer = standby;
+    let first = RefusingProxy::<Postgres>::start(standby.port()).await;
+    let hosts = format!("127.0.0.1:{},127.0.0.1:{}", first.port(), server.port());
+    for (n, options) in
+        ["", "?target_session_attrs=read-write", "?load_balance_hosts=random"].iter().enumerate()
+    {
+        first.set(Mode::Passes);
+        let url = format!("{}{options}", url::<PostgresServer>(&hosts));
+        let client = Client::connect(&url).await.unwrap_or_else(|error| panic!("{options}: {error}"));
+        let held = mutex(&client, &format!("standby {n}")).lock().await.expect("free");
+        first.set(Mode::Hangs);
+        server.execute(TERMINATE).await;
+        // On new sessions.
+        lock_and_release(&client, "other").await;
+        held.release().await.unwrap_or_else(|error| panic!("{options}: {error}"));
+    }
+}
+
+/// They are for the statements of applications.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn limits_that_a_role_has_for_statements_fail_nothing() {
+    let Some(server) = PostgresServer::start_or_skip("limits of roles") else { return };
+    server.client().await.shutdown().await.expect("closed");
+    for setting in [
+        "statement_timeout = '1s'",
+        "lock_timeout = '1ms'",
+        "idle_in_transaction_session_timeout = '1ms'",
+        "default_transaction_isolation = 'serializable'",
+        "default_transaction_deferrable = on",
+        "standard_conforming_strings = off",
+        "bytea_output = 'escape'",
+        "DateStyle = 'SQL, DMY'",
+        "TimeZone = 'Asia/Kathmandu'",
+        "client_min_messages = debug1",
+    ] {
+        server.execute(&format!("ALTER ROLE {USER} SET {setting}")).await;
+    }
+    let clients = [server.client().await, server.client().await];
+    let turns = clients.iter().map(async |client| {
+        for _ in 0..5 {
+            lock_and_release(client, "held up").await;
+        }
+    });
+    let (_, ()) = tokio::join!(join_all(turns), async {
+        for _ in 0..5 {
+            server.execute(PostgresServer::HOLDS_UP).await;
+        }
+    });
+}
+
+#[tokio::test]
+async fn a_role_with_one_session_is_told_so() {
+    let Some(server) = PostgresServer::start_or_skip("roles with one session") else { return };
+    server.client().await.shutdown().await.expect("closed");
+    server.create_user("single", 1).await;
+    let url = format!("postgres://single:{PASSWORD}@127.0.0.1:{}/{USER}", server.port());
+    let begun = Instant::now();
+    let error = Client::connect(&url).await.map(drop).expect_err("two are needed");
+    assert!(matches!(error, Error::StoreUnavailable { .. }), "{error:?}");
+    assert!(begun.elapsed() < SECOND * 4, "{:?}", begun.elapsed());
+    assert!(error.to_string().contains("too many connections for role \"single\""), "{error}");
+}
 
 // Refusals
 
