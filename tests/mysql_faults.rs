@@ -45,6 +45,18 @@ impl SqlServer for MysqlServer {
     const HOLDS_UP: &str =
         "BEGIN; SELECT 1 FROM leasehold WHERE k LIKE '%held up%' FOR UPDATE; SELECT SLEEP(0.2); COMMIT";
     const IDLE_LIMIT: &[&str] = &["--wait-timeout=1", "--interactive-timeout=1"];
+    const SETTINGS_OF_OTHERS: &[&str] = &[
+        "--autocommit=0",
+        "--completion-type=CHAIN",
+        "--default-time-zone=+05:45",
+        "--innodb-lock-wait-timeout=1",
+        "--innodb-rollback-on-timeout",
+        "--loose-idle-transaction-timeout=1",
+        "--loose-max-statement-time=1",
+        "--loose-max-execution-time=1000",
+        "--sql-mode=ANSI_QUOTES,NO_BACKSLASH_ESCAPES,PIPES_AS_CONCAT",
+        "--transaction-isolation=SERIALIZABLE",
+    ];
 
     fn start_with_or_skip(left_out: &str, settings: &[&str]) -> Option<Self> {
         Self::start_with_or_skip(left_out, settings, None)

@@ -44,9 +44,21 @@ impl SqlServer for PostgresServer {
     const SCHEME: &str = "postgres";
     const FIRST_ADDRESS: u8 = 30;
     const REFUSALS: [&str; 2] = ["57P03", "28000"];
-    const HOLDS_UP: &str =
-        "BEGIN; SELECT 1 FROM leasehold WHERE key LIKE '%held up%' FOR UPDATE; SELECT pg_sleep(0.2); COMMIT";
+    const HOLDS_UP: &str = "SET lock_timeout = 0; BEGIN ISOLATION LEVEL READ COMMITTED; \
+         SELECT 1 FROM leasehold WHERE key LIKE '%held up%' FOR UPDATE; SELECT pg_sleep(0.2); COMMIT";
     const IDLE_LIMIT: &[&str] = &["idle_session_timeout=1s"];
+    const SETTINGS_OF_OTHERS: &[&str] = &[
+        "statement_timeout=1s",
+        "lock_timeout=1ms",
+        "idle_in_transaction_session_timeout=1ms",
+        "default_transaction_isolation=serializable",
+        "default_transaction_deferrable=on",
+        "standard_conforming_strings=off",
+        "bytea_output=escape",
+        "DateStyle=SQL, DMY",
+        "TimeZone=Asia/Kathmandu",
+        "client_min_messages=debug1",
+    ];
 
     fn start_with_or_skip(left_out: &str, settings: &[&str]) -> Option<Self> {
         Self::start_with_or_skip(left_out, settings, None)
@@ -111,38 +123,6 @@ async fn a_standby_of_a_list_is_passed_over_also_when_it_hangs() {
         lock_and_release(&client, "other").await;
         held.release().await.unwrap_or_else(|error| panic!("{options}: {error}"));
     }
-}
-
-/// They are for the statements of applications.
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn limits_that_a_role_has_for_statements_fail_nothing() {
-    let Some(server) = PostgresServer::start_or_skip("limits of roles") else { return };
-    server.client().await.shutdown().await.expect("closed");
-    for setting in [
-        "statement_timeout = '1s'",
-        "lock_timeout = '1ms'",
-        "idle_in_transaction_session_timeout = '1ms'",
-        "default_transaction_isolation = 'serializable'",
-        "default_transaction_deferrable = on",
-        "standard_conforming_strings = off",
-        "bytea_output = 'escape'",
-        "DateStyle = 'SQL, DMY'",
-        "TimeZone = 'Asia/Kathmandu'",
-        "client_min_messages = debug1",
-    ] {
-        server.execute(&format!("ALTER ROLE {USER} SET {setting}")).await;
-    }
-    let clients = [server.client().await, server.client().await];
-    let turns = clients.iter().map(async |client| {
-        for _ in 0..5 {
-            lock_and_release(client, "held up").await;
-        }
-    });
-    let (_, ()) = tokio::join!(join_all(turns), async {
-        for _ in 0..5 {
-            server.execute(PostgresServer::HOLDS_UP).await;
-        }
-    });
 }
 
 #[tokio::test]

@@ -45,6 +45,9 @@ pub(crate) trait SqlServer: Sized + Send + Sync {
     /// Its settings, such that sessions are closed which have been idle for a second.
     const IDLE_LIMIT: &[&str];
 
+    /// Its settings for sessions of other programs.
+    const SETTINGS_OF_OTHERS: &[&str];
+
     fn start_or_skip(left_out: &str) -> Option<Self> {
         Self::start_with_or_skip(left_out, &[])
     }
@@ -400,6 +403,25 @@ pub(crate) async fn an_idle_limit_of_the_server_closes_no_session_and_a_closed_o
     assert_stayed_connected(&client, &mut states);
 }
 
+/// Limits on statements, transactions and waiting for locks, and the meaning of what is sent and returned.
+pub(crate) async fn settings_for_the_sessions_of_others_fail_nothing<S: SqlServer>() {
+    let Some(server) = S::start_with_or_skip("settings of others", S::SETTINGS_OF_OTHERS) else { return };
+    let clients = [server.client().await, server.client().await];
+    let turns = clients.iter().map(async |client| {
+        for _ in 0..5 {
+            lock_and_release(client, "held up").await;
+        }
+    });
+    let (_, ()) = tokio::join!(join_all(turns), async {
+        for _ in 0..5 {
+            server.change(S::HOLDS_UP).await;
+        }
+    });
+    let held = mutex(&clients[0], "quotes ' \" \\ || é").lock().await.expect("free");
+    assert!(mutex(&clients[1], "quotes ' \" \\ || é").try_lock().await.expect("it answers").is_none());
+    held.release().await.expect("held");
+}
+
 pub(crate) async fn clients_that_are_gone_leave_no_session<S: SqlServer>() {
     let Some(server) = S::start_or_skip("sessions of clients that are gone") else { return };
     let holder = server.client().await;
@@ -433,6 +455,7 @@ macro_rules! sql_faults {
             a_release_whose_connection_is_cut_is_done
             nothing_fails_because_a_further_session_is_refused
             an_idle_limit_of_the_server_closes_no_session_and_a_closed_one_is_replaced_in_silence
+            settings_for_the_sessions_of_others_fail_nothing
             clients_that_are_gone_leave_no_session
         }
 
