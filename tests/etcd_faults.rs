@@ -2,6 +2,8 @@
 //! server by clients that are gone.
 #![cfg(feature = "etcd")]
 
+#[path = "support/refusals.rs"]
+mod refusals;
 #[path = "support/etcd.rs"]
 mod server;
 mod support;
@@ -13,7 +15,8 @@ use std::time::Duration;
 
 use futures::StreamExt;
 use futures::future::join_all;
-use leasehold::{Client, Error, MutexOptions};
+use leasehold::{Client, Error};
+use refusals::nothing_fails_during;
 use server::{EtcdCluster, EtcdServer, PASSWORD, USER};
 use support::faults::{NAME, SECOND, granted, ms, mutex, until_waiting, waiter};
 use support::hosts::{Fault, FaultyAddress, is_run_with_hosts};
@@ -111,69 +114,36 @@ async fn a_client_moves_when_its_member_is_stopped_or_has_lost_the_others() {
     }
 }
 
-/// A holder, many waiters and a release, while something is refused for three seconds.
-/// `recovery` is how long it may take afterwards until the release is done.
-async fn nothing_fails_during(
-    recovery: Duration,
-    client: Client,
-    other: Client,
-    begin: impl FnOnce(),
-    end: impl FnOnce(),
-) {
-    let lock = mutex(&client);
-    let kept = client.mutex_with("kept", MutexOptions::new().ttl(SECOND * 10)).expect("valid");
-    let kept = kept.lock().await.expect("free");
-    let held = mutex(&other).lock().await.expect("free");
-    let mut waiters: Vec<_> = (0..10).map(|_| waiter(&lock)).collect();
-    until_waiting(&lock, 10).await;
-    begin();
-    waiters.extend((0..10).map(|_| waiter(&lock)));
-    let release = tokio::spawn(held.release());
-    sleep(SECOND * 3).await;
-    end();
-    let begun = Instant::now();
-    let mut waiters = waiters.into_iter().collect::<futures::stream::FuturesUnordered<_>>();
-    let mut is_first = true;
-    while let Some(guard) = within(SOON, waiters.next()).await {
-        let guard = guard.expect("no panic").expect("it waits until it is granted");
-        if std::mem::take(&mut is_first) {
-            assert!(begun.elapsed() < recovery, "the release took {:?}", begun.elapsed());
-        }
-        guard.release().await.expect("held");
-    }
-    // Whether it was confirmed is told by the client; it was done in any case.
-    drop(release.await.expect("no panic"));
-    assert!(kept.is_held());
-    kept.release().await.expect("held");
-}
-
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_full_store_is_waited_for() {
     let Some(server) = EtcdServer::start_or_skip("a full store") else { return };
-    let (client, other) = (server.client().await, server.client().await);
     let alarm = |action| server.post_json("/v3/maintenance/alarm", action);
     nothing_fails_during(
-        SECOND * 4,
-        client,
-        other,
-        || alarm(r#"{"action":"ACTIVATE","alarm":"NOSPACE"}"#),
-        || alarm(r#"{"action":"DEACTIVATE","alarm":"NOSPACE"}"#),
+        "NOSPACE",
+        server.client().await,
+        server.client().await,
+        async || alarm(r#"{"action":"ACTIVATE","alarm":"NOSPACE"}"#),
+        async || alarm(r#"{"action":"DEACTIVATE","alarm":"NOSPACE"}"#),
     )
     .await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_cluster_without_a_leader_is_waited_for() {
-    let Some(cluster) = EtcdCluster::start_or_skip("no leader") else { return };
+    // A new leader is to be elected soon.
+    let options = ["--heartbeat-interval=50", "--election-timeout=500"];
+    let Some(cluster) = EtcdCluster::start_with_or_skip("no leader", &options) else { return };
     let client = || async { Client::connect(&cluster.url()).await.expect("it answers") };
     let two = || cluster.members.iter().skip(1);
-    // A leader is elected first, which may take several rounds.
     nothing_fails_during(
-        SECOND * 12,
+        "no leader",
         client().await,
         client().await,
-        || two().for_each(EtcdServer::pause),
-        || two().for_each(EtcdServer::resume),
+        async || two().for_each(EtcdServer::pause),
+        async || {
+            two().for_each(EtcdServer::resume);
+            eventually(SOON, || std::future::ready(cluster.members.iter().all(EtcdServer::is_healthy))).await;
+        },
     )
     .await;
 }

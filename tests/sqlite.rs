@@ -4,6 +4,8 @@
 
 #[path = "support/sqlite.rs"]
 mod file;
+#[path = "support/refusals.rs"]
+mod refusals;
 mod support;
 
 use std::error::Error as _;
@@ -14,10 +16,12 @@ use std::thread;
 use std::time::Duration;
 
 use file::{SmallDisk, SqliteFile};
+use futures::StreamExt;
 use leasehold::backend::{Event, Kind, LeaseId, LeaseRef, Resource};
 use leasehold::{Client, Error, Guard, LossReason, MutexOptions, sqlite};
+use refusals::nothing_fails_during;
 use support::faults::{NAME, SECOND, SOON, brief_mutex, ms, mutex, until_waiting, waiter};
-use support::{Worker, eventually, say, within, worker_args};
+use support::{Worker, assert_pending, eventually, say, within, worker_args};
 use tokio::runtime::Builder;
 use tokio::task::JoinHandle;
 use tokio::time::{Instant, sleep, timeout};
@@ -365,15 +369,8 @@ async fn a_full_disk_is_reported_and_the_store_continues_when_there_is_room() {
     let url = format!("sqlite:{}", disk.path().join("locks.db").display());
     let client = Client::connect(&url).await.expect("it can be created");
     let held = mutex(&client).lock().await.expect("free");
-    let filler = disk.path().join("filler");
-    let mut size = 512 * 1024;
-    // Until nothing more fits.
-    while size > 0 {
-        let mut file = fs::OpenOptions::new().create(true).append(true).open(&filler).expect("a name fits");
-        if std::io::Write::write_all(&mut file, &vec![0; size]).is_err() {
-            size /= 2;
-        }
-    }
+    disk.fill();
+    let mut changes = client.state_changes();
     let mut refused = None;
     for n in 0..200 {
         let mutex = client.mutex(&format!("{n}:{}", "x".repeat(400))).expect("valid");
@@ -389,14 +386,44 @@ async fn a_full_disk_is_reported_and_the_store_continues_when_there_is_room() {
     // After it was tried for some seconds.
     assert_unavailable(&refused.expect("the disk is full"), "locks.db", "no space is left");
     assert!(held.is_held());
-    // What is there can still be read.
-    assert!(mutex(&client).inspect().await.expect("it answers").holder().is_some());
+    // What is there can still be read, which says nothing about space: the state changes once.
+    for _ in 0..10 {
+        assert!(mutex(&client).inspect().await.expect("it answers").holder().is_some());
+    }
+    let error = client.ping(SECOND).await.expect_err("nothing can be written");
+    assert_unavailable(&error, "locks.db", "no space is left");
+    let state = changes.next().await.expect("it changes");
+    assert!(state.nodes[0].reason.as_ref().is_some_and(|reason| reason.contains("no space")), "{state:?}");
+    assert_pending(ms(100), changes.next()).await;
 
-    fs::remove_file(&filler).expect("ours");
+    disk.empty();
+    client.ping(SECOND).await.expect("there is space");
+    assert!(changes.next().await.is_some_and(|state| state.status.is_connected()));
     let other = client.mutex("other").expect("valid").lock().await.expect("free");
     assert!(client.state().status.is_connected());
     other.release().await.expect("held");
     held.release().await.expect("held");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_file_that_is_locked_or_has_no_space_for_some_seconds_is_waited_for() {
+    let file = SqliteFile::new();
+    let stranger = file.open();
+    let locked = nothing_fails_during(
+        "locked",
+        file.client().await,
+        file.client().await,
+        async || stranger.execute_batch("BEGIN IMMEDIATE").expect("nobody writes"),
+        async || stranger.execute_batch("ROLLBACK").expect("it was the writer"),
+    );
+    let full = async {
+        let Some(disk) = SmallDisk::new_or_skip("full disks", 512) else { return };
+        let url = format!("sqlite:{}", disk.path().join("locks.db").display());
+        let client = async || Client::connect(&url).await.expect("it can be created");
+        let (one, other) = (client().await, client().await);
+        nothing_fails_during("full", one, other, async || disk.fill(), async || disk.empty()).await;
+    };
+    tokio::join!(locked, full);
 }
 
 // Messages

@@ -175,15 +175,20 @@ impl Keeper {
         }
     }
 
-    /// Sends a release from the caller's task, again if the store refuses it for now. If it is not confirmed, it goes to the release queue.
+    /// Sends a release from the caller's task, again for a while if it is not confirmed, like a request that does not wait. If it is
+    /// not confirmed by then, it goes to the release queue.
     async fn release_in_place(&self, pending: PendingRelease) -> Result<Released, BackendError> {
         let pending = guard(pending, |unconfirmed| self.queue_release(unconfirmed));
-        let give_up = Instant::now() + PERSIST;
+        let (give_up, mut repeated) = (Instant::now() + PERSIST, false);
         loop {
             match self.send_release(&pending.lease, pending.keep).await {
-                Err(BackendError::RefusedForNow { .. }) if Instant::now() < give_up => sleep(REFUSED).await,
+                Err(error) if error.is_transient() && Instant::now() < give_up => {
+                    repeated |= !error.was_never_sent() && !error.is_refusal();
+                    sleep(REFUSED).await;
+                }
                 answer => {
                     let released = answer?;
+                    let released = if repeated { released.by_repetition() } else { released };
                     self.released(&ScopeGuard::into_inner(pending));
                     return Ok(released);
                 }
@@ -293,7 +298,11 @@ impl Keeper {
             let repeated = mem::replace(&mut pending.repeated, true);
             let answer = self.send_release(&pending.lease, pending.keep).await;
             let answer = answer.map(|found| if repeated { found.by_repetition() } else { found });
-            if let Some(confirm) = pending.confirm.take() {
+            let is_final =
+                |error: &BackendError| !error.is_transient() || Instant::now() + lasts >= give_up + PERSIST;
+            if answer.as_ref().err().is_none_or(is_final)
+                && let Some(confirm) = pending.confirm.take()
+            {
                 // The receiver is gone if the `release` future was dropped.
                 let _ = confirm.send(answer.as_ref().copied().map_err(BackendError::clone));
             }

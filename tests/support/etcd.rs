@@ -202,6 +202,11 @@ impl EtcdServer {
         revision[..end].parse().expect("a number")
     }
 
+    /// Whether it can write, by what it says itself.
+    pub(crate) fn is_healthy(&self) -> bool {
+        is_healthy(self.ports.health)
+    }
+
     /// SIGSTOP to the server: connections stay open, nothing is answered.
     pub(crate) fn pause(&self) {
         self.process.pause();
@@ -262,6 +267,12 @@ pub(crate) struct EtcdCluster {
 impl EtcdCluster {
     #[track_caller]
     pub(crate) fn start_or_skip(left_out: &str) -> Option<Self> {
+        Self::start_with_or_skip(left_out, &[])
+    }
+
+    /// The same with more options.
+    #[track_caller]
+    pub(crate) fn start_with_or_skip(left_out: &str, more: &[&str]) -> Option<Self> {
         let programs = programs_or_notice(left_out)?;
         for _ in 0..PORTS {
             let ports = [(); 3].map(|()| {
@@ -270,8 +281,11 @@ impl EtcdCluster {
             });
             let names: Vec<_> =
                 (0..).zip(&ports).map(|(n, ports)| format!("m{n}=http://127.0.0.1:{}", ports.peer)).collect();
-            let options =
-                (0..).zip(ports).map(|(n, ports)| member(&format!("m{n}"), ports, &names.join(",")));
+            let options = (0..).zip(ports).map(|(n, ports)| {
+                let mut options = member(&format!("m{n}"), ports, &names.join(","));
+                options.extend(more.iter().map(|option| (*option).to_owned()));
+                options
+            });
             let options: Vec<_> = options.collect();
             let directories: Vec<_> = ports.iter().map(|_| new_directory()).collect();
             let processes: Vec<_> = (directories.iter().zip(&options))

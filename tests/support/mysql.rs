@@ -148,8 +148,10 @@ impl MysqlServer {
         self.directory.path()
     }
 
+    /// It may take its time to connect: the machine may be busy.
     pub(crate) async fn backend(&self) -> MysqlBackend {
-        MysqlBackend::connect(&self.url()).await.expect("the server accepts clients")
+        let builder = MysqlBackend::builder_from_url(&self.url()).expect("a URL");
+        builder.connect_timeout(START).connect().await.expect("the server accepts clients")
     }
 
     pub(crate) async fn client(&self) -> Client {

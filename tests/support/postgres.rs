@@ -119,8 +119,10 @@ impl PostgresServer {
         self.directory.path()
     }
 
+    /// It may take its time to connect: the machine may be busy.
     pub(crate) async fn backend(&self) -> PostgresBackend {
-        PostgresBackend::connect(&self.url()).await.expect("the server accepts clients")
+        let builder = PostgresBackend::builder_from_url(&self.url()).expect("a URL");
+        builder.connect_timeout(START).connect().await.expect("the server accepts clients")
     }
 
     pub(crate) async fn client(&self) -> Client {

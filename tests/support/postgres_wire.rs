@@ -1,5 +1,8 @@
 //! PostgreSQL's protocol, as far as a [`Wire`](wire::Wire) needs it.
 
+// Each of the programs that include this uses a part.
+#![allow(dead_code)]
+
 use tokio::io::AsyncReadExt;
 use tokio::net::tcp::OwnedReadHalf;
 

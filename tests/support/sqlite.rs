@@ -4,7 +4,7 @@
 #![allow(dead_code)]
 
 use std::fs;
-use std::io::ErrorKind;
+use std::io::{ErrorKind, Write};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Duration;
@@ -96,6 +96,26 @@ impl SmallDisk {
 
     pub(crate) fn path(&self) -> &Path {
         self.directory.path()
+    }
+
+    /// Writes until nothing more fits.
+    pub(crate) fn fill(&self) {
+        let mut size = 512 * 1024;
+        while size > 0 {
+            let filler = fs::OpenOptions::new().create(true).append(true).open(self.filler());
+            if filler.expect("a name fits").write_all(&vec![0; size]).is_err() {
+                size /= 2;
+            }
+        }
+    }
+
+    /// Undoes it.
+    pub(crate) fn empty(&self) {
+        fs::remove_file(self.filler()).expect("ours");
+    }
+
+    fn filler(&self) -> PathBuf {
+        self.path().join("filler")
     }
 
     /// From now on nothing can be written to it.

@@ -15,6 +15,8 @@ use super::settings::Settings;
 use crate::backend::records::Failure;
 
 const SESSION: &str = "SELECT pg_backend_pid()";
+/// A limit that the role has for transactions is for others. This setting ends with the transaction.
+const BEGIN: &str = "BEGIN; SET LOCAL idle_in_transaction_session_timeout = '10s'";
 
 /// Whether the connection has been checked for a pooler, and the sessions opened for that check that have not been used yet.
 #[derive(Default)]
@@ -88,7 +90,7 @@ async fn notify(mut listening: Listening, other: Session) -> Result<(Listening, 
     let listener = &listening.session;
     let channel = format!("lh_{}", Uuid::new_v4().simple());
     let listens_in = listener.value(&format!("LISTEN {channel}; {SESSION}")).await?;
-    other.execute("BEGIN").await?;
+    other.execute(BEGIN).await?;
     if other.value(SESSION).await? == listens_in {
         return Err(Failure::refused(POOLER));
     }

@@ -30,7 +30,7 @@ struct Server {
 }
 
 /// What the first attempt returns that succeeds, until the `end`.
-#[allow(clippy::future_not_send, reason = "it is if the attempts are")]
+#[expect(clippy::future_not_send, reason = "it is if the attempts are")]
 pub(super) async fn reach<T, F>(
     settings: &Settings,
     end: Instant,
@@ -52,7 +52,7 @@ where
 }
 
 impl Server {
-    #[allow(clippy::future_not_send, reason = "it is if the attempts are")]
+    #[expect(clippy::future_not_send, reason = "it is if the attempts are")]
     async fn reach<T, F>(
         &self,
         settings: &Settings,

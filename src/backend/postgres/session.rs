@@ -161,7 +161,7 @@ fn session_settings(settings: &Settings) -> String {
         "{path}SET default_transaction_isolation = 'read committed'; SET statement_timeout = {statement}; SET lock_timeout = {lock}; \
          SET idle_in_transaction_session_timeout = {idle}; SET client_min_messages = warning; SET jit = off; \
          SET plan_cache_mode = force_generic_plan; SET enable_seqscan = off; SET enable_hashjoin = off; SET enable_mergejoin = off; \
-         SELECT set_config(name, '0', false) FROM pg_settings WHERE name = 'idle_session_timeout'"
+         SELECT set_config(name, '0', false) FROM pg_settings WHERE name IN ('idle_session_timeout', 'transaction_timeout')"
     )
 }
 

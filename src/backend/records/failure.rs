@@ -60,6 +60,8 @@ impl Failure {
             Remedy::Fix => BackendError::Refused { source },
             // What was repeated for nothing a few times may be possible in a while.
             Remedy::NotNow | Remedy::Repeat => BackendError::RefusedForNow { source },
+            // The server has declined on each of several sessions.
+            Remedy::Reconnect if self.is_certain => BackendError::RefusedForNow { source },
             Remedy::Reconnect | Remedy::Wait => BackendError::NotSent { source },
         }
     }

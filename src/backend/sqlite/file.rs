@@ -87,6 +87,27 @@ pub(super) fn obstacle(path: &Path) -> Option<String> {
     }
 }
 
+/// What this process or the machine lacks at the moment to open the file and those beside it.
+pub(super) fn lack(path: &Path) -> Option<String> {
+    let directory = path.parent()?;
+    // As many as SQLite needs, at the same time.
+    let opened: io::Result<Vec<_>> = (0..=BESIDE.len()).map(|_| fs::File::open(directory)).collect();
+    opened.err().filter(is_lack).map(|error| format!("it cannot be opened at the moment: {error}"))
+}
+
+/// Whether a file could not be opened because there are too many open ones (in the process or on the machine), or too little memory.
+#[cfg(unix)]
+fn is_lack(error: &io::Error) -> bool {
+    // ENFILE and EMFILE: these numbers are the same on every Unix.
+    matches!(error.raw_os_error(), Some(23 | 24)) || error.kind() == io::ErrorKind::OutOfMemory
+}
+
+#[cfg(not(unix))]
+fn is_lack(error: &io::Error) -> bool {
+    // ERROR_TOO_MANY_OPEN_FILES.
+    error.raw_os_error() == Some(4) || error.kind() == io::ErrorKind::OutOfMemory
+}
+
 /// What the user of this file should know.
 pub(super) fn findings(path: &Path) -> Vec<Finding> {
     let Ok(path) = path.canonicalize() else { return Vec::new() };

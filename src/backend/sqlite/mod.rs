@@ -65,7 +65,7 @@ use crate::error::Error;
 use builder::Settings;
 use health::Health;
 use inbox::Inbox;
-use job::{Answered, Change, Job};
+use job::{Answered, Change, Job, Ping};
 use worker::{Message, Worker};
 
 pub use builder::{SqliteBuilder, Synchronous};
@@ -174,7 +174,7 @@ impl LedgerStore for SqliteStore {
 
     /// Waits until this client could write.
     async fn ping(&self) -> Result<(), BackendError> {
-        self.transact(&[], |_, _, _| ((), Vec::new())).await.map(drop)
+        self.ask(Ping::new()).await
     }
 
     async fn check(&self) -> Result<Vec<Finding>, BackendError> {

@@ -10,6 +10,9 @@ use super::failure::Failure;
 use super::inbox::Inbox;
 use crate::backend::{BackendError, Event, Ledger, Stamp};
 
+/// When a client last checked that it can write, after it could not.
+const WRITTEN: &str = "written";
+
 /// Why a change was not made.
 pub(super) enum NotChanged {
     /// This record cannot be changed.
@@ -34,6 +37,8 @@ pub(super) struct Transaction<'a> {
     newest: u64,
     records: BTreeMap<Arc<str>, Record>,
     events: Vec<Event>,
+    /// Whether something is written even if no record changes.
+    writes_anyway: bool,
 }
 
 struct Record {
@@ -46,6 +51,8 @@ pub(super) struct Stored {
     pub(super) newest: u64,
     pub(super) ledgers: Vec<(Arc<str>, Ledger)>,
     pub(super) events: Vec<Event>,
+    /// Whether anything was written: what only reads succeeds on a full disk as well.
+    pub(super) has_written: bool,
 }
 
 impl<'a> Transaction<'a> {
@@ -56,7 +63,15 @@ impl<'a> Transaction<'a> {
         newest: u64,
     ) -> Result<Self, Failure> {
         database.begin()?;
-        Ok(Self { database, settings, inbox, newest, records: BTreeMap::new(), events: Vec::new() })
+        Ok(Self {
+            database,
+            settings,
+            inbox,
+            newest,
+            records: BTreeMap::new(),
+            events: Vec::new(),
+            writes_anyway: false,
+        })
     }
 
     /// Changes the record of `key`, and keeps the events.
@@ -85,24 +100,35 @@ impl<'a> Transaction<'a> {
         Ok(outcome)
     }
 
+    /// Writes something, to find out whether that is possible.
+    pub(super) const fn write_anyway(&mut self) {
+        self.writes_anyway = true;
+    }
+
     pub(super) fn commit(self) -> Result<Stored, Failure> {
-        match self.write() {
-            Ok(()) => self.database.commit()?,
+        let has_written = match self.write() {
+            Ok(has_written) => has_written,
             Err(failure) => {
                 self.database.roll_back();
                 return Err(failure);
             }
-        }
+        };
+        self.database.commit()?;
         let ledgers = self.records.into_iter().map(|(key, record)| (key, record.ledger)).collect();
-        Ok(Stored { newest: self.newest, ledgers, events: self.events })
+        Ok(Stored { newest: self.newest, ledgers, events: self.events, has_written })
     }
 
     pub(super) fn roll_back(self) {
         self.database.roll_back();
     }
 
-    fn write(&self) -> Result<(), Failure> {
+    /// Whether there was anything to write.
+    fn write(&self) -> Result<bool, Failure> {
         let now = self.settings.now();
+        let mut has_written = self.writes_anyway;
+        if self.writes_anyway {
+            self.database.set_number(WRITTEN, now)?;
+        }
         for (key, Record { ledger, stored }) in &self.records {
             // A record that never issued a number says nothing.
             if stored.is_none() && ledger.last_number() == 0 {
@@ -111,9 +137,10 @@ impl<'a> Transaction<'a> {
             let text = ledger.to_string();
             if stored.as_ref() != Some(&text) {
                 self.database.set_record(key, &text, now)?;
+                has_written = true;
             }
         }
-        Ok(())
+        Ok(has_written)
     }
 }
 

@@ -11,7 +11,7 @@ use uuid::Uuid;
 
 use super::builder::Settings;
 use super::database::Database;
-use super::failure::Failure;
+use super::failure::{Failure, Then};
 use super::health::Health;
 use super::inbox::{Inbox, here};
 use super::job::Job;
@@ -24,6 +24,8 @@ use crate::backend::{Event, Ledger};
 const TOGETHER: usize = 128;
 /// How many addresses of other clients are remembered.
 const ADDRESSES: usize = 4096;
+/// How long there must be no space until the store counts as disconnected.
+const FULL_FOR: Duration = Duration::from_secs(1);
 
 pub(super) enum Message {
     Job(Box<dyn Job>),
@@ -46,6 +48,8 @@ pub(super) struct Worker {
     /// The greatest number that this client has seen issued: even if the file is deleted, none below it is issued
     /// again.
     newest: u64,
+    /// Since when there has been no space for what was to be written.
+    full_since: Option<Instant>,
     /// The version of the file at which waiting leases were last looked for.
     seen: Option<i64>,
     next_look: Instant,
@@ -66,6 +70,7 @@ impl Worker {
             socket: UdpSocket::bind((Ipv4Addr::LOCALHOST, 0)).ok(),
             addresses: HashMap::new(),
             newest: 0,
+            full_since: None,
             seen: None,
             next_look: now,
             next_sweep: now + INTERVAL,
@@ -124,17 +129,19 @@ impl Worker {
         next.saturating_duration_since(Instant::now())
     }
 
-    /// Carries out jobs in one transaction. If it fails, all of them have failed.
+    /// Carries out jobs in one transaction. If it fails, all of them have failed, unless others of them can succeed alone.
     pub(super) fn carry_out(&mut self, mut jobs: Vec<Box<dyn Job>>) {
         if jobs.is_empty() {
             return;
         }
         match self.transact(&mut jobs) {
             Ok(events) => {
-                self.health.succeeded();
                 // A waiter that is granted something has waited longer than the caller of this job.
                 events.into_iter().for_each(|event| self.send(event));
                 jobs.into_iter().for_each(|job| job.finish(Ok(())));
+            }
+            Err(failure) if jobs.len() > 1 && failure.is_of_one_job() => {
+                jobs.into_iter().for_each(|job| self.carry_out(vec![job]));
             }
             Err(failure) => {
                 self.note(&failure);
@@ -148,13 +155,14 @@ impl Worker {
         let Some(database) = &self.database else { return Ok(Vec::new()) };
         let mut transaction = Transaction::begin(database, &self.settings, &self.inbox, self.newest)?;
         for job in jobs {
-            if let Err(failure) = job.run(&mut transaction) {
+            if let Err(failure) = job.run(&mut transaction, self.full_since.is_some()) {
                 transaction.roll_back();
                 return Err(failure);
             }
         }
-        let Stored { newest, ledgers, events } = transaction.commit()?;
+        let Stored { newest, ledgers, events, has_written } = transaction.commit()?;
         self.newest = newest;
+        self.note_success(has_written);
         for (key, ledger) in &ledgers {
             self.inbox.note(key, ledger);
         }
@@ -185,11 +193,28 @@ impl Worker {
         Ok(())
     }
 
-    fn note(&mut self, failure: &Failure) {
-        if failure.is_broken {
-            self.database = None;
+    /// What only reads says nothing about whether there is space again.
+    fn note_success(&mut self, has_written: bool) {
+        if has_written {
+            self.full_since = None;
         }
-        // If no space is left, reading still works, and so do changes that need no space.
+        if self.full_since.is_none() {
+            self.health.succeeded();
+        }
+    }
+
+    fn note(&mut self, failure: &Failure) {
+        match failure.then {
+            Then::Reopen => self.database = None,
+            Then::ReadOnly => {
+                let since = *self.full_since.get_or_insert_with(Instant::now);
+                // It is repeated, and nobody needs to know if there is space by then.
+                if self.database.is_some() && since.elapsed() < FULL_FOR {
+                    return;
+                }
+            }
+            Then::Stay => {}
+        }
         if self.database.is_none() || failure.error.is_transient() {
             self.health.failed(failure.error.to_string());
         }
