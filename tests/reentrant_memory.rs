@@ -1323,7 +1323,7 @@ async fn all_holds_are_told_of_a_forced_release_however_they_find_out() -> Outco
         sleep(guards[0].remaining() / 3 - ms(early)).await;
         assert!(anonymous(&other).force_release().await?);
         for guard in guards {
-            assert_eq!(within(ms(10), guard.lost()).await, LeaseEnd::Lost(LossReason::Revoked), "{early}");
+            assert_eq!(within(ms(10), guard.lost()).await, LossReason::Revoked, "{early}");
         }
     }
     Ok(())
