@@ -298,7 +298,8 @@ impl Lease {
         }
         // A request that was not answered counts as dropped: the store may still execute it.
         state.request_dropped |= matches!(answer, Err(BackendError::Unanswered { .. }));
-        state.may_be_known |= !matches!(&answer, Err(error) if error.was_never_sent());
+        // A store that declines has executed nothing.
+        state.may_be_known |= !matches!(&answer, Err(error) if error.was_never_sent() || error.is_refusal());
         let queued = match &mut state.phase {
             Phase::Queued(queued) => queued,
             Phase::Held(_) | Phase::Released(_) | Phase::Lost { .. } => return Outcome::Over,
