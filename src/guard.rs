@@ -253,8 +253,8 @@ impl Guard {
     /// # Errors
     ///
     /// * [`Error::Lost`] if the lease had already been lost; there was nothing left to release.
-    /// * [`Error::StoreUnavailable`] if the store did not confirm the release in time; on Redis, within two reply timeouts,
-    ///   which are 4 s by default. One that the store declines for now is repeated for 4 s first.
+    /// * [`Error::StoreUnavailable`] if the store did not confirm the release although it was repeated: an attempt that fails within 4 s is
+    ///   followed by another.
     /// * [`Error::StoreRefused`] if the store refuses the request.
     ///
     /// After either of the last two, the release is repeated in the background for a minute, or for the TTL if that is longer. If none

@@ -2,6 +2,8 @@
 //! server by clients that are gone.
 #![cfg(feature = "etcd")]
 
+#[path = "support/lines.rs"]
+mod lines;
 #[path = "support/refusals.rs"]
 mod refusals;
 #[path = "support/etcd.rs"]
@@ -16,6 +18,7 @@ use std::time::Duration;
 use futures::StreamExt;
 use futures::future::join_all;
 use leasehold::{Client, Error};
+use lines::Lines;
 use refusals::nothing_fails_during;
 use server::{EtcdCluster, EtcdServer, PASSWORD, USER};
 use support::faults::{NAME, SECOND, granted, ms, mutex, until_waiting, waiter};
@@ -165,6 +168,8 @@ async fn a_token_that_expires_and_a_connection_that_is_closed_are_renewed_in_sil
         server.ctl(command);
     }
     let wire = Wire::start(server.port()).await;
+    // What other tests trace is about other servers.
+    let lines = Lines::collect(|metadata| *metadata.level() <= tracing::Level::INFO);
     let url = wire.url().replace("etcd://", &format!("etcd://{USER}:{PASSWORD}@"));
     let client = Client::connect(&url).await.expect("it may");
     lock_and_release(&client, NAME).await;
@@ -177,8 +182,23 @@ async fn a_token_that_expires_and_a_connection_that_is_closed_are_renewed_in_sil
     }
     let changed = timeout(ms(300), changes.next()).await;
     assert!(changed.is_err(), "{changed:?}");
+    assert_eq!(lines.with(&format!(":{}", wire.port())), [""; 0]);
     assert!(client.state().status.is_connected());
     client.shutdown().await.expect("closed");
+}
+
+/// Watching and keeping leases alive take a stream each.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_server_that_allows_few_streams_serves_many_tasks() {
+    let options = ["--max-concurrent-streams=3"];
+    let Some(server) = EtcdServer::start_with_or_skip("few streams", &options) else { return };
+    let client = server.client().await;
+    let turns = (0..20).map(async |n| {
+        let guard = within(SOON, mutex(&client).lock()).await.expect("it waits until it is granted");
+        guard.release().await.expect("held");
+        lock_and_release(&client, &format!("{n}")).await;
+    });
+    join_all(turns).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

@@ -17,6 +17,7 @@ use std::time::Duration;
 
 use file::{SmallDisk, SqliteFile};
 use futures::StreamExt;
+use futures::stream::FuturesUnordered;
 use leasehold::backend::{Event, Kind, LeaseId, LeaseRef, Resource};
 use leasehold::{Client, Error, Guard, LossReason, MutexOptions, sqlite};
 use refusals::nothing_fails_during;
@@ -87,6 +88,9 @@ async fn a_lazy_client_waits_for_its_file_and_says_so() {
     assert_refused(&error, "later", "there is no directory");
     let reason = client.state().nodes[0].reason.clone().expect("a reason");
     assert!(reason.contains("there is no directory"), "{reason}");
+    let other = Client::connect_lazy(&url).expect("valid");
+    mutex(&other).try_lock().await.map(drop).expect_err("there is no directory");
+    within(SECOND, other.shutdown()).await.expect("nothing of it is there");
 
     fs::create_dir(&directory).expect("room");
     client.ping(SECOND).await.expect("it is there");
@@ -218,6 +222,11 @@ async fn a_file_that_another_program_keeps_locked_is_named_and_nobody_loses_a_le
     let state = client.state();
     assert!(!state.status.is_connected());
     assert!(state.nodes[0].reason.as_ref().is_some_and(|reason| reason.contains("locked")), "{state:?}");
+
+    // Nothing of a client that never got through is there to be released.
+    let lazy = Client::connect_lazy(&url).expect("valid");
+    mutex(&lazy).try_lock().await.map(drop).expect_err("locked");
+    within(SECOND, lazy.shutdown()).await.expect("there is nothing to wait for");
 
     stranger.execute_batch("ROLLBACK").expect("it was the writer");
     client.ping(SECOND).await.expect("free again");
@@ -424,6 +433,111 @@ async fn a_file_that_is_locked_or_has_no_space_for_some_seconds_is_waited_for() 
         nothing_fails_during("full", one, other, async || disk.fill(), async || disk.empty()).await;
     };
     tokio::join!(locked, full);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn requests_that_are_to_fail_fast_do_so_until_the_file_can_be_written_again() {
+    let file = SqliteFile::new();
+    let stranger = file.open();
+    let locked = fails_fast_during(
+        format!("{}?busy_timeout=50ms", file.url()),
+        || stranger.execute_batch("BEGIN IMMEDIATE").expect("nobody writes"),
+        || stranger.execute_batch("ROLLBACK").expect("it was the writer"),
+    );
+    let full = async {
+        let Some(disk) = SmallDisk::new_or_skip("full disks", 512) else { return };
+        let url = format!("sqlite:{}", disk.path().join("locks.db").display());
+        fails_fast_during(url, || disk.fill(), || disk.empty()).await;
+    };
+    tokio::join!(locked, full);
+}
+
+async fn fails_fast_during(url: String, begin: impl FnOnce(), end: impl FnOnce()) {
+    let client = Client::builder(url).fail_fast(true).connect().await.expect("it can be created");
+    let held = mutex(&client).lock().await.expect("free");
+    let queued = waiter(&mutex(&client));
+    until_waiting(&mutex(&client), 1).await;
+    begin();
+    let other = client.mutex("other").expect("valid");
+    let error = within(SOON, other.try_lock()).await.map(drop).expect_err("nothing can be written");
+    assert!(matches!(error, Error::StoreUnavailable { .. }), "{error:?}");
+    // It is known by now.
+    for other in [within(SECOND, other.lock()).await, within(SECOND, queued).await.expect("no panic")] {
+        let error = other.map(drop).expect_err("it does not wait");
+        assert!(matches!(error, Error::StoreUnavailable { .. }), "{error:?}");
+        assert!(error.to_string().contains("is disconnected"), "{error}");
+    }
+    end();
+    eventually(SOON, || async { other.try_lock().await.is_ok_and(|guard| guard.is_some()) }).await;
+    assert!(held.is_held());
+    held.release().await.expect("held");
+}
+
+// Descriptors
+
+#[cfg(target_os = "linux")]
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn clients_that_are_gone_leave_no_descriptor_and_a_lack_of_descriptors_is_waited_for() {
+    let file = SqliteFile::new();
+    let mut worker = Worker::start("descriptors_worker", &file.url());
+    while let Some(line) = worker.line().await {
+        eprintln!("{line}");
+    }
+    assert!(worker.wait().success());
+}
+
+#[cfg(target_os = "linux")]
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn descriptors_worker() {
+    let Some(url) = worker_args() else { return };
+    let connect = || async { Client::connect(&url).await.expect("the file can be used") };
+    let open = || fs::read_dir("/proc/self/fd").expect("Linux has it").count();
+    let use_it =
+        async |client: &Client| mutex(client).lock().await.expect("free").release().await.expect("held");
+    // What the runtime and this crate open once.
+    let first = connect().await;
+    use_it(&first).await;
+    first.shutdown().await.expect("released");
+    let before = open();
+    drop(first);
+    let first = connect().await;
+    for n in 0..10 {
+        let client = connect().await;
+        use_it(&client).await;
+        if n % 2 == 0 {
+            client.shutdown().await.expect("released");
+        }
+    }
+    first.shutdown().await.expect("released");
+    // Also while the client itself is still there.
+    eventually(SOON, || ready(open() <= before)).await;
+
+    let first = connect().await;
+    let lazy = Client::connect_lazy(&url).expect("valid");
+    let held = mutex(&first).lock().await.expect("free");
+    let limit = ["--pid", &std::process::id().to_string(), "--nofile=256:"];
+    let limited = std::process::Command::new("prlimit").args(limit).status();
+    assert!(limited.is_ok_and(|status| status.success()), "`prlimit` is part of Linux");
+    let mut all = Vec::new();
+    while let Ok(file) = fs::File::open("/dev/null") {
+        all.push(file);
+    }
+    // With one for `connect` to look at the mounts, too few are left for SQLite.
+    for _ in 0..3 {
+        let error = refused(&url).await;
+        assert_unavailable(&error, "locks.db", "Too many open files");
+        all.pop();
+    }
+    let waiters: Vec<_> = (0..20).map(|_| waiter(&mutex(&lazy))).collect();
+    sleep(SECOND).await;
+    assert!(waiters.iter().all(|waiter| !waiter.is_finished()));
+    held.release().await.expect("its file is open");
+    drop(all);
+    let mut waiters: FuturesUnordered<_> = waiters.into_iter().collect();
+    while let Some(guard) = within(SOON, waiters.next()).await {
+        let guard = guard.expect("no panic").expect("granted");
+        guard.release().await.expect("held");
+    }
 }
 
 // Messages

@@ -1,15 +1,19 @@
-//! Locks on three ZooKeeper servers of which one leads, while members are killed.
+//! Locks on three ZooKeeper servers of which one leads, while members are killed or stand still.
 #![cfg(feature = "zookeeper")]
 
+#[path = "support/refusals.rs"]
+mod refusals;
 #[path = "support/zookeeper.rs"]
 mod server;
 mod support;
 #[path = "support/zookeeper_wire.rs"]
 mod zookeeper_wire;
 
+use std::future::ready;
 use std::time::Duration;
 
 use leasehold::{Client, Error, LossReason, MutexOptions};
+use refusals::nothing_fails_during;
 use server::ZookeeperEnsemble;
 use support::faults::{NAME, SECOND, granted, ms, mutex, until_waiting, waiter};
 use support::{eventually, within};
@@ -59,6 +63,39 @@ async fn a_lease_and_the_queue_outlast_any_member() {
     for client in [one, two, three] {
         client.shutdown().await.expect("released");
     }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn any_member_may_stand_still_and_a_lost_quorum_is_waited_for() {
+    let Some(ensemble) = ZookeeperEnsemble::start_or_skip("members that stand still") else { return };
+    let (one, two, three) = (client(&ensemble).await, client(&ensemble).await, client(&ensemble).await);
+    for leads in [false, true] {
+        let guard = mutex(&one).lock().await.expect("free");
+        let second = waiter(&mutex(&two));
+        until_waiting(&mutex(&one), 1).await;
+        let stopped = ensemble.find(leads);
+        ensemble.pause(stopped);
+        for client in [&one, &two, &three] {
+            until_served(client).await;
+        }
+        assert!(guard.is_held());
+        within(FAILOVER, guard.release()).await.expect("another member answers");
+        within(FAILOVER, granted(second)).await.release().await.expect("held");
+        ensemble.resume(stopped);
+        eventually(FAILOVER, || ready(ensemble.is_ready())).await;
+    }
+    let two_members = [ensemble.find(true), ensemble.find(false)];
+    nothing_fails_during(
+        "no quorum",
+        client(&ensemble).await,
+        client(&ensemble).await,
+        async || two_members.iter().for_each(|n| ensemble.pause(*n)),
+        async || {
+            two_members.iter().for_each(|n| ensemble.resume(*n));
+            eventually(FAILOVER, || ready(ensemble.is_ready())).await;
+        },
+    )
+    .await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

@@ -175,6 +175,32 @@ async fn a_server_that_accepts_no_further_connections_is_waited_for_and_the_erro
     join_all(granted).await;
 }
 
+/// One request at a time is let through, and those that have waited for some milliseconds are refused.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_server_that_throttles_requests_fails_nothing() {
+    let settings = [
+        "request_throttle_max_requests=1",
+        "request_throttle_stall_time=20",
+        "throttled_op_wait_time=5",
+        "4lw.commands.whitelist=mntr",
+    ];
+    let Some(server) = ZookeeperServer::start_with_or_skip("throttling", &settings, None) else { return };
+    let clients: Vec<_> = (0..3).map(|_| Client::connect_lazy(&server.url()).expect("valid")).collect();
+    let has_throttled = || {
+        let metrics = Wire::ask(server.port(), "mntr").unwrap_or_default();
+        let count = metrics.lines().find_map(|line| line.strip_prefix("zk_throttled_ops\t"));
+        count.is_some_and(|count| count != "0")
+    };
+    while !has_throttled() {
+        let turns = clients.iter().flat_map(|client| (0..4).map(move |_| mutex(client)));
+        let turns = turns.map(async |mutex| {
+            let guard = within(SOON * 4, mutex.lock()).await.expect("it waits until it is granted");
+            guard.release().await.expect("it is repeated until it is done");
+        });
+        join_all(turns).await;
+    }
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_connection_that_is_closed_while_it_is_idle_is_replaced_in_silence() {
     let settings = ["4lw.commands.whitelist=cons"];

@@ -358,6 +358,26 @@ pub(crate) async fn a_network_that_swallows_everything_hangs_nobody<S: Server>()
     eventually(SOON, || async { client_of_wire.state().status.is_connected() }).await;
 }
 
+/// As a NAT or a load balancer does that has forgotten them.
+pub(crate) async fn connections_that_swallow_everything_are_replaced_by_new_ones<S: Server>() {
+    let Some(server) = S::shared_or_skip("connections that swallow everything") else { return };
+    let (wire, url) = wire(&server).await;
+    let client = Client::connect(&url).await.expect("the wire is whole");
+    let held = mutex(&client).lock().await.expect("free");
+    let waiter = waiter(&mutex(&client));
+    until_waiting(&mutex(&client), 1).await;
+    wire.freeze_connections();
+    let begun = Instant::now();
+    let other = client.mutex("other").expect("valid");
+    let (taken, released) = tokio::join!(other.try_lock(), held.release());
+    // An attempt takes two seconds, and another one a moment.
+    assert!(begun.elapsed() < ms(3500), "{:?}", begun.elapsed());
+    released.expect("it is repeated on a new connection");
+    let other = taken.expect("a new connection is opened").expect("free");
+    granted(waiter).await.release().await.expect("held");
+    other.release().await.expect("held");
+}
+
 // Other clients
 
 pub(crate) async fn grants_and_forced_releases_are_pushed_to_other_clients<S: Server>() {
@@ -590,6 +610,7 @@ macro_rules! server_promises {
             any_request_for_permits_may_arrive_after_it_was_given_up
             cutting_connections_under_load_loses_no_lock
             a_network_that_swallows_everything_hangs_nobody
+            connections_that_swallow_everything_are_replaced_by_new_ones
             names_and_owners_may_contain_any_character
             requests_that_are_to_fail_fast_do_so_until_the_server_is_back
             $($more)*

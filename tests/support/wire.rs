@@ -5,6 +5,7 @@
 use std::future::pending;
 use std::marker::PhantomData;
 use std::net::Ipv4Addr;
+use std::pin::pin;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
@@ -93,6 +94,8 @@ struct Shared {
     cuts: watch::Sender<()>,
     /// Whether nothing goes either way.
     is_held: watch::Sender<bool>,
+    /// Sending freezes all connections there are.
+    freezes: watch::Sender<()>,
 }
 
 /// Which request is hit, counted from 0, how, and whom to tell.
@@ -149,6 +152,7 @@ impl<P: Protocol> Wire<P> {
             late: watch::Sender::default(),
             cuts: watch::Sender::new(()),
             is_held: watch::Sender::new(false),
+            freezes: watch::Sender::new(()),
         });
         let accepting = tokio::spawn(accept::<P>(listener, Arc::clone(&shared)));
         Self { port, shared, accepting, protocol: PhantomData }
@@ -209,6 +213,11 @@ impl<P: Protocol> Wire<P> {
         self.shared.is_held.send_replace(true);
     }
 
+    /// The same for the connections there are, for ever. New ones are welcome.
+    pub(crate) fn freeze_connections(&self) {
+        self.shared.freezes.send_replace(());
+    }
+
     /// Ends the hold; what was sent meanwhile arrives.
     pub(crate) fn resume(&self) {
         self.shared.is_held.send_replace(false);
@@ -227,11 +236,14 @@ async fn accept<P: Protocol>(listener: TcpListener, shared: Arc<Shared>) {
         let Ok((client, _)) = listener.accept().await else { continue };
         let shared = Arc::clone(&shared);
         connections.spawn(async move {
-            let mut cuts = shared.cuts.subscribe();
+            let (mut cuts, mut freezes) = (shared.cuts.subscribe(), shared.freezes.subscribe());
             let hits = watch::Sender::new(None);
+            let mut connected = pin!(connect::<P>(client, &shared, &hits));
             tokio::select! {
-                () = connect::<P>(client, &shared, &hits) => {}
+                () = &mut connected => {}
                 _ = cuts.changed() => {}
+                // It stays open.
+                _ = freezes.changed() => drop(cuts.changed().await),
             }
             if is_late(&hits.subscribe()) {
                 shared.late.send_replace(Late::Done);

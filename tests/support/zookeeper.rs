@@ -358,6 +358,22 @@ impl ZookeeperEnsemble {
         }
     }
 
+    /// SIGSTOP to a member.
+    pub(crate) fn pause(&self, n: usize) {
+        self.members[n].process.as_ref().expect("it runs").pause();
+    }
+
+    /// SIGCONT.
+    pub(crate) fn resume(&self, n: usize) {
+        self.members[n].process.as_ref().expect("it runs").resume();
+    }
+
+    /// Whether all that run serve clients.
+    pub(crate) fn is_ready(&self) -> bool {
+        let mut running = self.members.iter().filter(|member| member.process.is_some());
+        running.all(|member| Wire::is_ready(member.port))
+    }
+
     /// Starts a member that was killed, and waits until all that run answer.
     pub(crate) fn restart(&mut self, n: usize) {
         self.spawn(n);

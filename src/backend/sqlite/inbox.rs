@@ -27,8 +27,8 @@ static HERE: Mutex<BTreeMap<Uuid, Weak<Inbox>>> = Mutex::new(BTreeMap::new());
 #[derive(Debug)]
 pub(super) struct Inbox {
     origin: Origin,
-    /// `None` where there is no loopback interface: this client polls.
-    socket: Option<UdpSocket>,
+    /// `None` where there is no loopback interface, so this client polls, and once the client is closed.
+    socket: Mutex<Option<UdpSocket>>,
     client: OnceLock<Uuid>,
     events: Mutex<EventSender>,
     /// The leases of this client that waited when it last changed or saw the record of their key.
@@ -40,6 +40,7 @@ impl Inbox {
         let socket = UdpSocket::bind((Ipv4Addr::LOCALHOST, 0));
         let socket = socket.and_then(|socket| socket.set_nonblocking(true).map(|()| socket)).ok();
         let origin = Origin::default();
+        let socket = Mutex::new(socket);
         Self { origin, socket, client: OnceLock::new(), events: Mutex::default(), waiting: Mutex::default() }
     }
 
@@ -52,7 +53,13 @@ impl Inbox {
 
     /// Where datagrams reach it.
     pub(super) fn port(&self) -> Option<u16> {
-        self.socket.as_ref().and_then(|socket| socket.local_addr().ok()).map(|address| address.port())
+        let socket = self.socket.lock();
+        socket.as_ref().and_then(|socket| socket.local_addr().ok()).map(|address| address.port())
+    }
+
+    /// Nothing is received any more once the last stream of events is gone.
+    pub(super) fn close(&self) {
+        *self.socket.lock() = None;
     }
 
     /// Passes on an event that concerns this client.
@@ -137,7 +144,7 @@ pub(super) fn here(client: Uuid) -> Option<Arc<Inbox>> {
 /// The events that arrive as datagrams, once this is polled on a runtime that can carry sockets. Where there is none, the client polls.
 fn datagrams(inbox: Weak<Inbox>) -> BoxStream<'static, Event> {
     let socket = async move {
-        let socket = inbox.upgrade()?.socket.as_ref()?.try_clone().ok()?;
+        let socket = inbox.upgrade()?.socket.lock().as_ref()?.try_clone().ok()?;
         // Tokio panics if this runtime has no I/O.
         let socket = catch_unwind(AssertUnwindSafe(|| tokio::net::UdpSocket::from_std(socket))).ok()?.ok()?;
         Some((inbox, socket))

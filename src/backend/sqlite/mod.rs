@@ -188,6 +188,7 @@ impl LedgerStore for SqliteStore {
             // An error means that the thread has ended for another reason, and the file is closed as well.
             drop(closed.await);
         }
+        self.inbox.close();
         self.health.close();
     }
 }
