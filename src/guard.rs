@@ -202,7 +202,7 @@ impl Guard {
     ///
     /// * [`Error::Lost`] if the lease had already been lost; there was nothing left to release.
     /// * [`Error::StoreUnavailable`] if the store did not confirm the release in time; on Redis, within two reply timeouts,
-    ///   which are 4 s by default. The release is retried in the background for a minute, or for the TTL if that is longer.
+    ///   which are 4 s by default; on Redlock, for 4 s. The release is retried in the background for a minute, or for the TTL if that is longer.
     /// * [`Error::StoreRefused`] if the store refuses the request. What this guard held becomes free when its lease expires.
     ///
     /// # Panics

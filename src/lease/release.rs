@@ -173,15 +173,20 @@ impl Keeper {
         }
     }
 
-    /// Sends a release from the caller's task, again if the store refuses it for now. If it is not confirmed, it goes to the release queue.
+    /// Sends a release from the caller's task, again if that may soon succeed. If it is not confirmed, it goes to the release queue.
     async fn release_in_place(&self, pending: PendingRelease) -> Result<Released, BackendError> {
-        let pending = guard(pending, |unconfirmed| self.queue_release(unconfirmed));
+        let mut pending = guard(pending, |unconfirmed| self.queue_release(unconfirmed));
         let give_up = Instant::now() + PERSIST;
         loop {
             match self.send_release(&pending.lease, pending.keep).await {
-                Err(BackendError::RefusedForNow { .. }) if Instant::now() < give_up => sleep(REFUSED).await,
+                Err(error) if may_soon_succeed(&error) && Instant::now() < give_up => {
+                    // A minority of several servers may have executed it.
+                    pending.repeated |= matches!(error, BackendError::NoQuorum { .. });
+                    sleep(REFUSED).await;
+                }
                 answer => {
                     let released = answer?;
+                    let released = if pending.repeated { released.by_repetition() } else { released };
                     self.released(&ScopeGuard::into_inner(pending));
                     return Ok(released);
                 }
@@ -291,7 +296,10 @@ impl Keeper {
             let repeated = mem::replace(&mut pending.repeated, true);
             let answer = self.send_release(&pending.lease, pending.keep).await;
             let answer = answer.map(|found| if repeated { found.by_repetition() } else { found });
-            if let Some(confirm) = pending.confirm.take() {
+            // A caller is told of a failure that may soon be over only if it is not.
+            let is_told = |error: &BackendError| !may_soon_succeed(error) || begin.elapsed() >= PERSIST;
+            let is_final = answer.as_ref().map_or_else(is_told, |_| true);
+            if let Some(confirm) = pending.confirm.take_if(|_| is_final) {
                 // The receiver is gone if the `release` future was dropped.
                 let _ = confirm.send(answer.as_ref().copied().map_err(BackendError::duplicate));
             }
@@ -438,6 +446,12 @@ impl Keeper {
 /// Whether a release that failed like this may be confirmed if it is sent again.
 const fn may_succeed(error: &BackendError) -> bool {
     !matches!(error, BackendError::Closed | BackendError::Unsupported { .. })
+}
+
+/// Whether a release that failed like this is repeated for its caller, who waits: the store has declined it for now, or too few of its
+/// servers have confirmed it, which may have declined it too. What one server has not answered was repeated by its store.
+const fn may_soon_succeed(error: &BackendError) -> bool {
+    matches!(error, BackendError::RefusedForNow { .. } | BackendError::NoQuorum { .. })
 }
 
 /// Whether the result of a release means that the lease had been lost before. If the result is unknown, because an earlier attempt may
