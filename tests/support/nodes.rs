@@ -26,8 +26,10 @@ impl Nodes {
         url(self.0.iter().map(RedisServer::port))
     }
 
+    /// A client that has enough time to connect on a busy machine.
     pub(crate) async fn connect(&self) -> Client {
-        Client::connect(&self.url()).await.expect("the nodes accept clients")
+        let url = format!("{}?connect_timeout=10s", self.url());
+        Client::connect(&url).await.expect("the nodes accept clients")
     }
 
     /// What stands under a key on each node that runs.
