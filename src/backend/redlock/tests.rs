@@ -543,6 +543,32 @@ async fn late_answers_do_not_give_the_holds_of_an_owner_a_smaller_token() {
     }
 }
 
+#[tokio::test(start_paused = true)]
+async fn a_node_that_has_forgotten_the_holds_of_an_owner_is_not_given_a_smaller_token() {
+    let stores = Stores::new(5);
+    let [one, two, three] = [stores.client(), stores.client(), stores.client()];
+    one.set(&[3, 4], Hangs::Requests);
+    let first = owned(&one);
+    one.grant(&first).await;
+    // Both have seen that the clock of some node is a second ahead.
+    for client in [&one, &two] {
+        let quorum = &client.backend.quorum;
+        quorum.record_disagreement(FencingToken::new(quorum.propose().get() + 1_000_000));
+    }
+    // Longer than requests wait: what hangs is not executed later.
+    sleep(Duration::from_millis(150)).await;
+    one.set(&[3, 4], Hangs::Nothing);
+    two.hang(&[0, 1], true);
+    let second = two.grant(&owned(&two)).await.token;
+    // The first client gives its hold to one of the two nodes that knew only the second one's.
+    stores.0[3].flush_with_tokens();
+    assert_eq!(one.renew(&first).await.unwrap(), Renewal::Renewed);
+    sleep(Duration::from_millis(1)).await;
+    three.hang(&[2, 4], true);
+    let third = three.grant(&owned(&three)).await.token;
+    assert!(third >= second, "{third} after {second}");
+}
+
 /// Numbers that look random, and are the same in every run.
 struct Numbers(u64);
 
