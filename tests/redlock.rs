@@ -11,7 +11,8 @@ use futures::StreamExt;
 use futures::future::join_all;
 use leasehold::backend::BackendError;
 use leasehold::{
-    Client, DistMutex, Error, Fence, Guard, LossReason, MutexOptions, RedisBackend, RedlockBackend,
+    Client, DistMutex, Error, Fence, Guard, Inspection, LossReason, MutexOptions, RedisBackend,
+    RedlockBackend,
 };
 use support::nodes::url;
 use support::{Clock, Direction, Nodes, Proxy, Setup, eventually, options, within};
@@ -48,6 +49,17 @@ async fn left_empty(nodes: &mut Nodes) {
         }
         assert!(Instant::now() < end, "left behind: {keys:?}");
         sleep(ms(3)).await;
+    }
+}
+
+/// What a majority says, and each node, also on a busy machine on which some of them are late at first.
+async fn inspected(client: &Client) -> Inspection {
+    let end = Instant::now() + SOON;
+    loop {
+        match mutex(client, LONG).inspect().await {
+            Ok(seen) => return seen,
+            Err(error) => assert!(Instant::now() < end, "{error}"),
+        }
     }
 }
 
@@ -138,16 +150,16 @@ async fn any_two_of_five_nodes_may_hang_and_three_are_an_error_in_time() {
 async fn two_of_five_nodes_may_die_during_a_hold_and_three_end_it_in_time() {
     let Some(mut nodes) = Nodes::start_or_skip("nodes that die", 5) else { return };
     let client = nodes.connect().await;
-    let guard = lock(&client, ms(1200)).await;
+    let guard = lock(&client, ms(3000)).await;
     nodes.0[1].kill();
     nodes.0[4].kill();
-    assert!(timeout(ms(2500), guard.lost()).await.is_err(), "three of five renew it");
+    assert!(timeout(ms(4000), guard.lost()).await.is_err(), "three of five renew it");
     let other = client.mutex_with("other", options().ttl(LONG)).expect("valid");
     let released = within(SOON, other.lock()).await.expect("granted by three").release().await;
     released.expect("confirmed by three");
 
     nodes.0[2].kill();
-    let reason = within(ms(2500), guard.lost()).await;
+    let reason = within(SOON, guard.lost()).await;
     assert_eq!(reason, LossReason::StoreUnreachable);
     let error = other.lock_timeout(ms(400)).await.expect_err("no quorum");
     assert_eq!(no_quorum(&error), Some(3), "{error}");
@@ -404,10 +416,7 @@ async fn waiters_are_woken_by_the_release() {
         })
     });
     let waiting: Vec<_> = waiting.collect();
-    eventually(SOON, || async {
-        mutex(&holder, LONG).inspect().await.expect("a quorum").waiters.len() == WAITERS
-    })
-    .await;
+    eventually(SOON, || async { inspected(&holder).await.waiters.len() == WAITERS }).await;
     let released = Instant::now();
     guard.release().await.expect("held");
     let granted = within(SOON, join_all(waiting)).await;
@@ -457,11 +466,13 @@ async fn late_requests_do_not_take_the_tokens_of_an_owner_back() {
         }
     }
     let connect = async |way: &[Proxy], node_timeout: &str| {
-        let url = format!("{}?node_timeout={node_timeout}", url(way.iter().map(Proxy::port)));
+        // Nothing but the node timeout runs out by itself, however busy the machine is.
+        let rest = "connect_timeout=10s&reply_timeout=30s";
+        let url = format!("{}?node_timeout={node_timeout}&{rest}", url(way.iter().map(Proxy::port)));
         Client::connect(&url).await.expect("the nodes accept clients")
     };
     let [first_way, second_way] = &ways;
-    let (first, second) = (connect(first_way, "2s").await, connect(second_way, "60ms").await);
+    let (first, second) = (connect(first_way, "30s").await, connect(second_way, "150ms").await);
     let third = nodes.connect().await;
     let entered = async |client: &Client, round: u32| {
         let name = format!("{NAME} {round}");
@@ -486,7 +497,7 @@ async fn late_requests_do_not_take_the_tokens_of_an_owner_back() {
         let key = format!("{KEY} {round}");
         let holders = async || {
             let lock = third.reentrant_lock(&format!("{NAME} {round}"), "me").expect("valid");
-            let seen = lock.inspect().await.expect("a quorum").nodes;
+            let seen = lock.inspect().await.map(|seen| seen.nodes).unwrap_or_default();
             seen.iter()
                 .map(|node| node.view.as_ref().map_or(0, |view| view.holders.len()))
                 .collect::<Vec<_>>()
@@ -557,15 +568,14 @@ async fn an_inspection_has_the_view_of_each_node() {
         async move { mutex.lock().await.expect("granted") }
     });
     eventually(SOON, || async {
-        let seen = mutex(&one, LONG).inspect().await.expect("a quorum");
-        let all = |has: fn(&leasehold::Inspection) -> bool| {
-            seen.nodes.iter().all(|node| node.view.as_ref().is_ok_and(has))
-        };
+        let seen = inspected(&one).await;
+        let all =
+            |has: fn(&Inspection) -> bool| seen.nodes.iter().all(|node| node.view.as_ref().is_ok_and(has));
         all(|view| view.holders.len() == 1) && all(|view| view.waiters.len() == 1)
     })
     .await;
     nodes.0[3].kill();
-    let seen = mutex(&one, LONG).inspect().await.expect("a quorum");
+    let seen = inspected(&one).await;
     assert_eq!(seen.holder().and_then(|holder| holder.token), Some(guard.token()));
     assert_eq!((seen.holders.len(), seen.waiters.len(), seen.in_use, seen.nodes.len()), (1, 1, 1, 5));
     for (node, server) in seen.nodes.iter().zip(&nodes.0) {

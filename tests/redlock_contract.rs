@@ -78,6 +78,10 @@ const fn one_kind_at_a_time(_: &Redlock) -> usize {
 
 points_of_every_store! { of_five, [Kind::Mutex, Kind::Reentrant], one_kind_at_a_time }
 
+each_point! { of_five, [Kind::Mutex, Kind::Reentrant], one_kind_at_a_time =>
+    point_14_a_lease_released_by_force_is_remembered,
+}
+
 /// With an even number of nodes clients often have half of them each.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn every_point_on_two_nodes() {

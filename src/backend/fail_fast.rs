@@ -62,12 +62,12 @@ impl FailFast {
     }
 }
 
-/// Why the store cannot be reached, if that is known.
+/// Why the store cannot be reached, if that is known of each server that is not connected: one that has not been tried yet has no reason.
 fn unreachable(state: &StoreState) -> Option<String> {
-    let is_down = matches!(state.status, Status::Disconnected { .. });
-    let nodes = state.nodes.iter().filter(|node| !node.status.is_connected() && node.reason.is_some());
-    let reasons: Vec<_> = nodes.map(ToString::to_string).collect();
-    (is_down && !reasons.is_empty()).then(|| reasons.join("; "))
+    let away: Vec<_> = state.nodes.iter().filter(|node| !node.status.is_connected()).collect();
+    let is_known = !away.is_empty() && away.iter().all(|node| node.reason.is_some());
+    (is_known && matches!(state.status, Status::Disconnected { .. }))
+        .then(|| away.iter().map(ToString::to_string).collect::<Vec<_>>().join("; "))
 }
 
 impl Backend for FailFast {

@@ -87,6 +87,13 @@ impl LedgerBackend<MemoryStore> {
         self.store().shared.records.lock().ledgers.clear();
     }
 
+    /// The same, and forgets the newest token as well.
+    #[cfg(all(test, feature = "_redis"))]
+    pub(crate) fn flush_with_tokens(&self) {
+        self.flush();
+        self.store().shared.records.lock().newest = 0;
+    }
+
     /// How many waiters hand-overs have granted a lease to so far, as a measure for point 9 of the contract.
     #[must_use]
     pub fn waiters_served(&self) -> u64 {

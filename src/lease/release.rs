@@ -178,17 +178,17 @@ impl Keeper {
     /// Sends a release from the caller's task, again for a while if it is not confirmed, like a request that does not wait. If it is
     /// not confirmed by then, it goes to the release queue.
     async fn release_in_place(&self, pending: PendingRelease) -> Result<Released, BackendError> {
-        let pending = guard(pending, |unconfirmed| self.queue_release(unconfirmed));
-        let (give_up, mut repeated) = (Instant::now() + PERSIST, false);
+        let mut pending = guard(pending, |unconfirmed| self.queue_release(unconfirmed));
+        let give_up = Instant::now() + PERSIST;
         loop {
             match self.send_release(&pending.lease, pending.keep).await {
                 Err(error) if error.is_transient() && Instant::now() < give_up => {
-                    repeated |= !error.was_never_sent() && !error.is_refusal();
+                    pending.repeated |= !error.was_never_sent() && !error.is_refusal();
                     sleep(REFUSED).await;
                 }
                 answer => {
                     let released = answer?;
-                    let released = if repeated { released.by_repetition() } else { released };
+                    let released = if pending.repeated { released.by_repetition() } else { released };
                     self.released(&ScopeGuard::into_inner(pending));
                     return Ok(released);
                 }
@@ -298,8 +298,9 @@ impl Keeper {
             let repeated = mem::replace(&mut pending.repeated, true);
             let answer = self.send_release(&pending.lease, pending.keep).await;
             let answer = answer.map(|found| if repeated { found.by_repetition() } else { found });
-            let is_final =
-                |error: &BackendError| !error.is_transient() || Instant::now() + lasts >= give_up + PERSIST;
+            // `release` waits like a request that does not wait, from the first attempt, which was `lasts` before the end.
+            let has_persisted = Instant::now() >= give_up - lasts + PERSIST;
+            let is_final = |error: &BackendError| has_persisted || !error.is_transient();
             if answer.as_ref().err().is_none_or(is_final)
                 && let Some(confirm) = pending.confirm.take()
             {

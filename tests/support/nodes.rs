@@ -26,8 +26,10 @@ impl Nodes {
         url(self.0.iter().map(RedisServer::port))
     }
 
+    /// A client that has enough time to connect on a busy machine.
     pub(crate) async fn connect(&self) -> Client {
-        Client::connect(&self.url()).await.expect("the nodes accept clients")
+        let url = format!("{}?connect_timeout=10s", self.url());
+        Client::connect(&url).await.expect("the nodes accept clients")
     }
 
     /// What stands under a key on each node that runs.
@@ -48,6 +50,11 @@ fn without_memories(keys: Vec<String>) -> Vec<String> {
 
 /// The URL of a Redlock on these ports.
 pub(crate) fn url(ports: impl Iterator<Item = u16>) -> String {
-    let hosts: Vec<_> = ports.map(|port| format!("127.0.0.1:{port}")).collect();
+    url_of_hosts(ports.map(|port| format!("127.0.0.1:{port}")))
+}
+
+/// The URL of a Redlock on these hosts with their ports.
+pub(crate) fn url_of_hosts(hosts: impl IntoIterator<Item = impl ToString>) -> String {
+    let hosts: Vec<_> = hosts.into_iter().map(|host| host.to_string()).collect();
     format!("redlock://{}{}", super::acl::login(), hosts.join(","))
 }

@@ -5,7 +5,9 @@ use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, LazyLock, OnceLock};
 use std::time::Duration;
 
+use futures::StreamExt;
 use futures::future::BoxFuture;
+use futures::stream::{self, BoxStream};
 use parking_lot::Mutex;
 use tokio::runtime::{Handle, Id};
 use tokio::sync::watch;
@@ -24,6 +26,9 @@ const LONGEST_PAUSE: Duration = Duration::from_secs(1);
 /// After how many calls without an answer a node is left alone, and for how long, in milliseconds.
 const SUSPECT_AFTER: u32 = 3;
 const PROBE: u64 = 100;
+
+/// What is said about a node before its first attempt to connect is over.
+const NOT_YET: &str = "not connected yet";
 
 /// What a node must do beyond the contract of a store: nodes must agree on tokens.
 pub(in crate::backend) trait Node: Backend {
@@ -118,9 +123,15 @@ impl NodeHandle {
     /// The node, or why it is not connected.
     pub(super) fn connected(&self) -> Result<&Arc<dyn Node>, BackendError> {
         self.node.get().ok_or_else(|| {
-            let why = self.failure.lock().as_ref().map(|error| format!("not connected: {error}"));
-            BackendError::NotSent { source: why.unwrap_or_else(|| "not connected yet".to_owned()).into() }
+            let why =
+                self.failure.lock().as_ref().map(|error| format!("not connected: {}", reason_of(error)));
+            BackendError::NotSent { source: why.unwrap_or_else(|| NOT_YET.to_owned()).into() }
         })
+    }
+
+    /// Why it has never been connected.
+    pub(super) fn reason(&self) -> String {
+        self.failure.lock().as_ref().map_or_else(|| NOT_YET.to_owned(), reason_of)
     }
 
     /// Takes note of whether a call was answered.
@@ -187,8 +198,12 @@ impl NodeHandle {
             let connected = handle.connect_with(builder);
             tokio::select! {
                 biased;
-                () = closed.cancelled() => {}
+                () = closed.cancelled() => return,
                 () = connected => {}
+            }
+            // Whoever closes the nodes may not have seen this one.
+            if let Some(node) = handle.node().filter(|_| closed.is_cancelled()) {
+                node.close().await;
             }
         });
         let given_up = connecting.replace((here, task));
@@ -212,19 +227,49 @@ impl NodeHandle {
                 }
                 Err(error) => {
                     tracing::debug!(node = %self.store, %error, "not connected");
-                    *self.failure.lock() = Some(error);
-                    self.status.send_if_modified(|status| {
-                        let changes = *status == Status::Connecting;
-                        if changes {
-                            *status = Status::Failed;
-                        }
-                        changes
-                    });
+                    self.failed(error);
                 }
             }
             sleep(pause).await;
             pause = (pause * 2).min(LONGEST_PAUSE);
         }
+    }
+
+    /// Takes note of why an attempt to connect has failed. Those who watch are told if it is the first one, or for another reason than
+    /// the last one.
+    fn failed(&self, error: Error) {
+        let reason = reason_of(&error);
+        let last = self.failure.lock().replace(error).as_ref().map(reason_of);
+        self.status.send_if_modified(|status| {
+            let was = std::mem::replace(status, Status::Failed);
+            was == Status::Connecting || last.is_some_and(|last| last != reason)
+        });
+    }
+
+    /// Yields whenever the state of the node has changed, until the node is closed, or, if it was never connected, the client is.
+    pub(super) fn changes(self: &Arc<Self>, closed: CancellationToken) -> BoxStream<'static, ()> {
+        // Before the look at the node: what happens in between is not missed.
+        let attempts = self.status.subscribe();
+        if let Some(node) = self.node.get() {
+            return node.state_changes().map(drop).boxed();
+        }
+        let handle = Arc::clone(self);
+        let attempts = stream::unfold((attempts, handle), |(mut attempts, handle)| async {
+            attempts.changed().await.ok()?;
+            let later = handle.node().map(|node| node.state_changes().map(drop).boxed());
+            let now_and_later = stream::iter([()]).chain(later.unwrap_or_else(|| stream::empty().boxed()));
+            Some((now_and_later, (attempts, handle)))
+        });
+        attempts.take_until(closed.cancelled_owned()).flatten().boxed()
+    }
+}
+
+/// Why an attempt to connect has failed, without what a state says anyway.
+fn reason_of(error: &Error) -> String {
+    match error {
+        Error::StoreUnavailable { source: BackendError::NotSent { source }, .. } => source.to_string(),
+        Error::StoreUnavailable { source, .. } | Error::StoreRefused { source, .. } => source.to_string(),
+        error => error.to_string(),
     }
 }
 

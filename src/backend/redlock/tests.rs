@@ -543,6 +543,32 @@ async fn late_answers_do_not_give_the_holds_of_an_owner_a_smaller_token() {
     }
 }
 
+#[tokio::test(start_paused = true)]
+async fn a_node_that_has_forgotten_the_holds_of_an_owner_is_not_given_a_smaller_token() {
+    let stores = Stores::new(5);
+    let [one, two, three] = [stores.client(), stores.client(), stores.client()];
+    one.set(&[3, 4], Hangs::Requests);
+    let first = owned(&one);
+    one.grant(&first).await;
+    // Both have seen that the clock of some node is a second ahead.
+    for client in [&one, &two] {
+        let quorum = &client.backend.quorum;
+        quorum.record_disagreement(FencingToken::new(quorum.propose().get() + 1_000_000));
+    }
+    // Longer than requests wait: what hangs is not executed later.
+    sleep(Duration::from_millis(150)).await;
+    one.set(&[3, 4], Hangs::Nothing);
+    two.hang(&[0, 1], true);
+    let second = two.grant(&owned(&two)).await.token;
+    // The first client gives its hold to one of the two nodes that knew only the second one's.
+    stores.0[3].flush_with_tokens();
+    assert_eq!(one.renew(&first).await.unwrap(), Renewal::Renewed);
+    sleep(Duration::from_millis(1)).await;
+    three.hang(&[2, 4], true);
+    let third = three.grant(&owned(&three)).await.token;
+    assert!(third >= second, "{third} after {second}");
+}
+
 /// Numbers that look random, and are the same in every run.
 struct Numbers(u64);
 
@@ -711,7 +737,7 @@ fn the_token_is_the_one_that_was_granted_before_or_agreed_on_or_the_greatest() {
 
 #[test]
 fn a_release_has_found_what_a_majority_says() {
-    use Released::{Absent, Held, Queued, Taken, Unknown};
+    use Released::{Absent, Held, Queued, Revoked, Taken, Unknown};
     let found = |nodes, answers: &[Option<Released>]| {
         let mut releases = Releases::default();
         answers.iter().for_each(|answer| releases.cast(*answer));
@@ -728,11 +754,21 @@ fn a_release_has_found_what_a_majority_says() {
     );
     assert_eq!(found(3, &[Some(Queued), Some(Absent), Some(Held)]), Some(Ok(Queued)));
     assert_eq!(found(3, &[Some(Absent), Some(Absent)]), Some(Ok(Absent)));
+    // Each node that remembers a forced release is enough, if a majority has nothing of the lease; but not in a hurry.
+    assert_eq!(found(5, &[Some(Revoked), Some(Absent)]), None);
+    assert_eq!(found(5, &[Some(Revoked), Some(Absent), Some(Taken)]), Some(Ok(Revoked)));
+    assert_eq!(
+        found(5, &[Some(Held), Some(Revoked), Some(Held), Some(Held)]),
+        Some(Ok(Held)),
+        "not on a majority"
+    );
+    assert_eq!(found(5, &[None, None, Some(Absent), Some(Absent), Some(Revoked)]), Some(Ok(Revoked)));
+    assert_eq!(found(3, &[None, None, Some(Revoked)]), Some(Err(())), "two may still hold it");
 }
 
 #[test]
 fn a_renewal_is_lost_only_if_no_majority_can_hold_it() {
-    use crate::LossReason::{Expired, Taken};
+    use crate::LossReason::{Expired, Missing, Revoked, Taken};
     let decided = |nodes, answers: Vec<Result<Renewal, BackendError>>| {
         let mut renewals = Renewals::new(nodes);
         answers.into_iter().enumerate().for_each(|(n, answer)| renewals.cast(n, answer));
@@ -744,4 +780,12 @@ fn a_renewal_is_lost_only_if_no_majority_can_hold_it() {
     assert_eq!(decided(5, vec![lost(), Ok(Renewal::Lost(Taken)), lost()]), Some(Ok(Renewal::Lost(Expired))));
     assert_eq!(decided(5, vec![kept(), kept(), lost(), lost(), none()]), Some(Err(())));
     assert_eq!(decided(5, vec![none(), none(), none()]), Some(Err(())));
+    // By force, if any node says so.
+    let one_of = |others: Vec<_>| {
+        let reasons = others.into_iter().chain([Revoked]).map(|reason| Ok(Renewal::Lost(reason)));
+        decided(5, reasons.collect())
+    };
+    assert_eq!(one_of(vec![Missing, Missing]), Some(Ok(Renewal::Lost(Revoked))));
+    assert_eq!(one_of(vec![Taken, Expired]), Some(Ok(Renewal::Lost(Revoked))));
+    assert_eq!(one_of(vec![Missing]), None);
 }
