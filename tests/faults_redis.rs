@@ -1,19 +1,29 @@
 //! Parts of a Redis store that hang, swallow packets, or decline for a few seconds.
 #![cfg(feature = "_redis")]
 
+#[path = "support/lines.rs"]
+mod lines;
 mod support;
 
 use std::net::SocketAddr;
+use std::sync::LazyLock;
 use std::time::{Duration, Instant};
 
 use futures::FutureExt;
 use futures::future::join_all;
 use leasehold::backend::{Severity, Status};
 use leasehold::{Client, Error, MutexOptions};
+use lines::Lines;
 use support::hosts::{Fault, FaultyAddress, is_run_with_hosts};
 use support::{Proxy, Raw, RedisServer, Setup, within};
+use tracing::Level;
 
 const SECOND: Duration = Duration::from_secs(1);
+
+/// What operators read, of all tests here: each server has an address of its own.
+static LINES: LazyLock<Lines> = LazyLock::new(|| {
+    Lines::collect(|metadata| *metadata.level() <= Level::INFO && metadata.target().starts_with("leasehold"))
+});
 
 fn with_options(options: &[&str]) -> Setup {
     Setup { options: options.iter().map(|option| (*option).to_owned()).collect(), ..Setup::default() }
@@ -212,16 +222,20 @@ async fn missing_commands_are_named_when_connecting() {
     }
 }
 
-/// 12 s, or as long as `LEASEHOLD_IDLE_SECONDS` says.
+/// For 12 s, or as long as `LEASEHOLD_IDLE_SECONDS` says, which is for a machine that does nothing else.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_server_that_closes_idle_connections_is_connected_all_the_time() {
     let seconds = std::env::var("LEASEHOLD_IDLE_SECONDS").ok().and_then(|seconds| seconds.parse().ok());
+    let limit = Duration::from_millis(if seconds.is_some() { 50 } else { 250 });
     let end = Instant::now() + Duration::from_secs(seconds.unwrap_or(12));
     let Some(server) = RedisServer::start_with_or_skip("--timeout 2", with_options(&["--timeout", "2"]))
     else {
         return;
     };
+    LazyLock::force(&LINES);
     let client = Client::connect(&server.url()).await.expect("it works");
+    let traced = || LINES.with(&server.address());
+    let traced_before = traced();
     let mut changes = client.state_changes();
     let watching = tokio::spawn(async move {
         use futures::StreamExt;
@@ -236,16 +250,19 @@ async fn a_server_that_closes_idle_connections_is_connected_all_the_time() {
         left
     });
     let mutex = client.mutex("a").expect("it works");
+    let mut longest = Duration::ZERO;
     while Instant::now() < end {
         tokio::time::sleep(SECOND * 5).await;
         let begun = Instant::now();
         let guard = mutex.try_lock().await.expect("it is connected").expect("it is free");
-        // 50 ms on a machine that does nothing else.
-        assert!(begun.elapsed() < Duration::from_millis(250), "{:?}", begun.elapsed());
+        longest = longest.max(begun.elapsed());
         guard.release().await.expect("it works");
     }
+    eprintln!("the longest `try_lock` of an idle client took {longest:?}");
+    assert!(longest < limit, "{longest:?}");
     client.shutdown().await.expect("it works");
     assert_eq!(within(SECOND * 5, watching).await.expect("it works"), []);
+    assert_eq!(traced(), traced_before);
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -254,7 +271,9 @@ async fn clients_that_are_gone_leave_no_connection() {
     let mut raw = server.raw();
     let mut connections = || {
         let list = raw.send(&["CLIENT", "LIST"]).text().expect("a list");
-        list.lines().filter(|line| line.contains("name=leasehold-")).count()
+        // The user of `docs/acl.md` may not give its connections a name.
+        let of_client = |line: &&str| line.contains("name=leasehold-") || line.contains("user=leasehold ");
+        list.lines().filter(of_client).count()
     };
     for round in 0..6 {
         let client = match round % 2 {
