@@ -10,12 +10,13 @@ use std::sync::LazyLock;
 use std::time::{Duration, Instant};
 
 use futures::FutureExt;
-use futures::future::join_all;
 use leasehold::backend::{Severity, Status};
-use leasehold::{Client, Error, MutexOptions};
+use leasehold::{Client, DistMutex, Error, Guard, MutexOptions};
 use lines::Lines;
 use support::hosts::{Fault, FaultyAddress, is_run_with_hosts};
-use support::{Proxy, Raw, RedisServer, Setup, within};
+use support::{Proxy, Raw, RedisServer, Reply, Setup, eventually, within};
+use tokio::task::{JoinSet, block_in_place};
+use tokio::time::sleep;
 use tracing::Level;
 
 const SECOND: Duration = Duration::from_secs(1);
@@ -24,6 +25,10 @@ const SECOND: Duration = Duration::from_secs(1);
 static LINES: LazyLock<Lines> = LazyLock::new(|| {
     Lines::collect(|metadata| *metadata.level() <= Level::INFO && metadata.target().starts_with("leasehold"))
 });
+
+fn words(line: &str) -> Vec<&str> {
+    line.split_whitespace().collect()
+}
 
 fn with_options(options: &[&str]) -> Setup {
     Setup { options: options.iter().map(|option| (*option).to_owned()).collect(), ..Setup::default() }
@@ -111,65 +116,167 @@ async fn existing_connections_that_swallow_everything_are_replaced_by_new_ones()
     client.shutdown().await.expect("it works");
 }
 
-/// A refusal, and the server's options, the command that begins it, and the one that ends it.
-type Refusal = (&'static str, &'static [&'static str], &'static [&'static str], &'static [&'static str]);
+/// Ends what a store declines, and gives the store back.
+type End<T> = Box<dyn FnOnce() -> T + Send>;
 
-/// How a server is made to decline everything for now, and how that ends.
-const REFUSALS: [Refusal; 3] = [
+/// A store whose clients are declined for three seconds, from when `begin` has returned (which ends any wait of its own before that): nothing
+/// fails, also of a client that has not used the store before.
+async fn nothing_fails<T: Send + 'static>(
+    what: &str,
+    url: &str,
+    store: T,
+    begin: impl FnOnce(T) -> End<T> + Send,
+) -> T {
+    let failed = |error: Error| -> Guard { panic!("{what}: {error}") };
+    let client = Client::connect(url).await.expect("the server answers");
+    let options = MutexOptions::new().ttl(SECOND * 6);
+    // In a cluster, they are in one slot.
+    let mutex = |client: &Client, name: &str| {
+        client.mutex_with(&format!("{{tag}}{name}"), options.clone()).expect("valid")
+    };
+    let held = mutex(&client, "held").lock().await.unwrap_or_else(failed);
+    let released = mutex(&client, "released").lock().await.unwrap_or_else(failed);
+    let lazy = Client::connect_lazy(url).expect("it works");
+    let lock = |mutex: DistMutex| tokio::spawn(async move { mutex.lock().await?.release().await });
+    let waiter = |n| lock(mutex(if n % 2 == 0 { &client } else { &lazy }, "released"));
+    let mut tasks: Vec<_> = (0..10).map(waiter).collect();
+    eventually(SECOND * 10, || async {
+        let state = mutex(&client, "released").inspect().await;
+        state.is_ok_and(|state| !state.waiters.is_empty())
+    })
+    .await;
+    let end = block_in_place(|| begin(store));
+    let begun = Instant::now();
+    let releasing = tokio::spawn(async move { (released.release().await, Instant::now()) });
+    tasks.extend((10..20).map(waiter));
+    let more = lock(mutex(&client, "more"));
+    sleep(SECOND * 3 - begun.elapsed()).await;
+    assert!(!more.is_finished(), "{what}: it was not declined");
+    assert!(held.lost().now_or_never().is_none(), "{what}");
+    let store = block_in_place(end);
+    let recovered = Instant::now();
+    let (outcome, done) = within(SECOND * 10, releasing).await.expect("no panic");
+    outcome.unwrap_or_else(|error| panic!("{what}: {error}"));
+    let late = done.saturating_duration_since(recovered);
+    eprintln!("{what}: released {late:?} after the server has recovered");
+    assert!(late < SECOND, "{what}: {late:?}");
+    for task in tasks.into_iter().chain([more]) {
+        let locked = within(SECOND * 10, task).await.expect("no panic");
+        locked.unwrap_or_else(|error| panic!("{what}: {error}"));
+    }
+    assert!(held.lost().now_or_never().is_none(), "{what}");
+    held.release().await.unwrap_or_else(|error| panic!("{what}: {error}"));
+    client.shutdown().await.expect("it works");
+    lazy.shutdown().await.expect("it works");
+    store
+}
+
+/// Declines from the first commands until the last one, on a connection that is opened before.
+fn between(server: RedisServer, begin: &[&str], end: &'static str) -> End<RedisServer> {
+    let mut raw = server.raw();
+    for command in begin {
+        let answer = raw.send(&words(command));
+        assert!(!matches!(answer, Reply::Error(_)), "{command}: {answer:?}");
+    }
+    Box::new(move || {
+        assert_eq!(raw.send(&words(end)), Reply::ok());
+        server
+    })
+}
+
+/// A snapshot cannot take the place of a directory.
+fn cannot_save(server: RedisServer) -> End<RedisServer> {
+    std::fs::create_dir(server.dir().join("taken")).expect("the directory is writable");
+    let mut raw = server.raw();
+    raw.send(&["BGSAVE"]);
+    let deadline = Instant::now() + SECOND * 10;
+    while !raw.send(&["INFO", "persistence"]).text().is_some_and(|info| info.contains("bgsave_status:err")) {
+        assert!(Instant::now() < deadline, "it was saved");
+        std::thread::sleep(Duration::from_millis(10));
+    }
+    between(
+        server,
+        &["CONFIG SET stop-writes-on-bgsave-error yes"],
+        "CONFIG SET stop-writes-on-bgsave-error no",
+    )
+}
+
+/// It is started again, and reads its data slowly.
+fn starts_slowly(mut server: RedisServer) -> End<RedisServer> {
+    let fill = "for n = 1, 8000 do redis.call('SET', 'filler:' .. n, string.rep('x', 100)) end";
+    server.raw().send(&["EVAL", fill, "0"]);
+    server.shutdown();
+    let port = server.port();
+    let restarted = std::thread::spawn(move || {
+        server.restart();
+        server
+    });
+    let ping = || {
+        let mut raw = Raw::connect(port).ok()?;
+        matches!(raw.try_send(&["PING"]), Ok(Reply::Error(_))).then_some(raw)
+    };
+    let mut raw = loop {
+        assert!(!restarted.is_finished(), "it has started at once");
+        match ping() {
+            Some(raw) => break raw,
+            None => std::thread::sleep(Duration::from_millis(5)),
+        }
+    };
+    Box::new(move || {
+        assert_eq!(raw.send(&["CONFIG", "SET", "key-load-delay", "0"]), Reply::ok());
+        restarted.join().expect("it starts")
+    })
+}
+
+/// A script of somebody else runs.
+fn runs_a_script(server: RedisServer) -> End<RedisServer> {
+    let mut raw = server.raw();
+    raw.write(&["EVAL", "while true do end", "0"]).expect("it is sent");
+    between(server, &[], "SCRIPT KILL")
+}
+
+/// How the answers are, options of the server, and how it comes to that.
+type Refusal = (&'static str, &'static str, fn(RedisServer) -> End<RedisServer>);
+
+const REFUSALS: [Refusal; 9] = [
+    ("NOREPLICAS", "", |server| {
+        between(server, &["CONFIG SET min-replicas-to-write 1"], "CONFIG SET min-replicas-to-write 0")
+    }),
+    ("OOM", "", |server| between(server, &["CONFIG SET maxmemory 1"], "CONFIG SET maxmemory 0")),
+    ("READONLY", "", |server| between(server, &["REPLICAOF 127.0.0.1 1"], "REPLICAOF NO ONE")),
+    ("MASTERDOWN", "--replica-serve-stale-data no", |server| {
+        between(server, &["REPLICAOF 127.0.0.1 1"], "REPLICAOF NO ONE")
+    }),
+    ("max number of clients", "", |server| {
+        let begin = ["CONFIG SET maxclients 1", "CLIENT KILL TYPE normal SKIPME yes"];
+        between(server, &begin, "CONFIG SET maxclients 1000")
+    }),
+    ("MISCONF", "--save 3600 1000000 --dbfilename taken --stop-writes-on-bgsave-error no", cannot_save),
     (
-        "NOREPLICAS",
-        &[],
-        &["CONFIG", "SET", "min-replicas-to-write", "1"],
-        &["CONFIG", "SET", "min-replicas-to-write", "0"],
+        "LOADING",
+        "--save 3600 1000000 --rdbcompression no --key-load-delay 1000 --loading-process-events-interval-bytes 1024",
+        starts_slowly,
     ),
-    ("OOM", &[], &["CONFIG", "SET", "maxmemory", "1"], &["CONFIG", "SET", "maxmemory", "0"]),
-    ("READONLY", &[], &["REPLICAOF", "127.0.0.1", "1"], &["REPLICAOF", "NO", "ONE"]),
+    ("BUSY", "--lua-time-limit 20", runs_a_script),
+    // Nothing is answered.
+    ("CLIENT PAUSE", "", |server| between(server, &["CLIENT PAUSE 3000"], "CLIENT UNPAUSE")),
 ];
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn nothing_fails_while_the_server_declines_for_three_seconds() {
-    join_all(REFUSALS.map(|(what, options, begin, end)| async move {
-        let Some(server) = RedisServer::start_with_or_skip(what, with_options(options)) else { return };
-        let client = Client::connect(&server.url()).await.expect("the server answers");
-        let options = MutexOptions::new().ttl(SECOND * 6);
-        let held =
-            client.mutex_with("held", options.clone()).expect("it works").lock().await.expect("it works");
-        let released =
-            client.mutex_with("released", options.clone()).expect("it works").lock().await.expect("it works");
-        let lazy = Client::connect_lazy(&server.url()).expect("it works");
-        let waiters: Vec<_> = (0..20)
-            .map(|number| {
-                // A server that is a replica accepts no new client.
-                let from = if number % 2 == 0 || what == "READONLY" { &client } else { &lazy };
-                let mutex = from.mutex_with("released", options.clone()).expect("it works");
-                tokio::spawn(async move { mutex.lock().await?.release().await })
-            })
-            .collect();
-        let declined = server.raw().send(begin);
-        assert_eq!(declined.text().as_deref(), Some("OK"), "{what}");
-        let releasing = tokio::spawn(released.release());
-        let more = client.mutex_with("more", options.clone()).expect("it works");
-        let more = tokio::spawn(async move { more.lock().await?.release().await });
-        tokio::time::sleep(SECOND * 3).await;
-        assert!(held.lost().now_or_never().is_none(), "{what}");
-        server.raw().send(end);
-        within(SECOND * 2, releasing)
-            .await
-            .expect("it works")
-            .unwrap_or_else(|error| panic!("{what}: {error}"));
-        within(SECOND * 10, more).await.expect("it works").unwrap_or_else(|error| panic!("{what}: {error}"));
-        for waiter in waiters {
-            within(SECOND * 10, waiter)
-                .await
-                .expect("it works")
-                .unwrap_or_else(|error| panic!("{what}: {error}"));
-        }
-        assert!(held.lost().now_or_never().is_none(), "{what}");
-        held.release().await.unwrap_or_else(|error| panic!("{what}: {error}"));
-        client.shutdown().await.expect("it works");
-        lazy.shutdown().await.expect("it works");
-    }))
-    .await;
+    let mut rows = JoinSet::new();
+    for (what, options, begin) in REFUSALS {
+        rows.spawn(async move {
+            let Some(server) = RedisServer::start_with_or_skip(what, with_options(&words(options))) else {
+                return;
+            };
+            let url = server.url();
+            nothing_fails(what, &url, server, begin).await;
+        });
+    }
+    while let Some(row) = rows.join_next().await {
+        row.expect("no panic");
+    }
 }
 
 /// Also a client that uses it for the first time.
@@ -189,7 +296,7 @@ async fn a_server_with_too_many_clients_is_waited_for() {
             async move { mutex.lock().await?.release().await }
         }),
     );
-    tokio::time::sleep(SECOND).await;
+    sleep(SECOND).await;
     raw.send(&["CONFIG", "SET", "maxclients", "1000"]);
     within(SECOND * 5, connecting)
         .await
@@ -252,7 +359,7 @@ async fn a_server_that_closes_idle_connections_is_connected_all_the_time() {
     let mutex = client.mutex("a").expect("it works");
     let mut longest = Duration::ZERO;
     while Instant::now() < end {
-        tokio::time::sleep(SECOND * 5).await;
+        sleep(SECOND * 5).await;
         let begun = Instant::now();
         let guard = mutex.try_lock().await.expect("it is connected").expect("it is free");
         longest = longest.max(begun.elapsed());
@@ -297,10 +404,10 @@ async fn clients_that_are_gone_leave_no_connection() {
         let deadline = Instant::now() + SECOND * 5;
         while connections() > 0 {
             assert!(Instant::now() < deadline, "round {round}: {} connections are left", connections());
-            tokio::time::sleep(Duration::from_millis(20)).await;
+            sleep(Duration::from_millis(20)).await;
         }
     }
-    assert_eq!(server.raw().send(&["PUBSUB", "CHANNELS"]), support::Reply::Array(Vec::new()));
+    assert_eq!(server.raw().send(&["PUBSUB", "CHANNELS"]), Reply::Array(Vec::new()));
 }
 
 /// A server that answers as one sentinel does, with what the test says.
