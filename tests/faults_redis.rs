@@ -5,6 +5,7 @@
 mod lines;
 mod support;
 
+use std::cmp::Reverse;
 use std::net::SocketAddr;
 use std::sync::LazyLock;
 use std::time::{Duration, Instant};
@@ -14,7 +15,8 @@ use leasehold::backend::{Severity, Status};
 use leasehold::{Client, DistMutex, Error, Guard, MutexOptions};
 use lines::Lines;
 use support::hosts::{Fault, FaultyAddress, is_run_with_hosts};
-use support::{Proxy, Raw, RedisServer, Reply, Setup, eventually, within};
+use support::topology::wait_until;
+use support::{Cluster, Proxy, Raw, RedisServer, Reply, Setup, eventually, within};
 use tokio::task::{JoinSet, block_in_place};
 use tokio::time::sleep;
 use tracing::Level;
@@ -189,11 +191,10 @@ fn cannot_save(server: RedisServer) -> End<RedisServer> {
     std::fs::create_dir(server.dir().join("taken")).expect("the directory is writable");
     let mut raw = server.raw();
     raw.send(&["BGSAVE"]);
-    let deadline = Instant::now() + SECOND * 10;
-    while !raw.send(&["INFO", "persistence"]).text().is_some_and(|info| info.contains("bgsave_status:err")) {
-        assert!(Instant::now() < deadline, "it was saved");
-        std::thread::sleep(Duration::from_millis(10));
-    }
+    wait_until("it could not be saved", || {
+        let info = raw.send(&["INFO", "persistence"]).text();
+        info.is_some_and(|info| info.contains("bgsave_status:err"))
+    });
     between(
         server,
         &["CONFIG SET stop-writes-on-bgsave-error yes"],
@@ -211,17 +212,14 @@ fn starts_slowly(mut server: RedisServer) -> End<RedisServer> {
         server.restart();
         server
     });
-    let ping = || {
-        let mut raw = Raw::connect(port).ok()?;
-        matches!(raw.try_send(&["PING"]), Ok(Reply::Error(_))).then_some(raw)
-    };
-    let mut raw = loop {
+    let mut loading = None;
+    wait_until("it reads its data", || {
         assert!(!restarted.is_finished(), "it has started at once");
-        match ping() {
-            Some(raw) => break raw,
-            None => std::thread::sleep(Duration::from_millis(5)),
-        }
-    };
+        loading = Raw::connect(port).ok();
+        let pong = loading.as_mut().map(|raw| raw.try_send(&["PING"]));
+        matches!(pong, Some(Ok(Reply::Error(_))))
+    });
+    let mut raw = loading.expect("it is connected");
     Box::new(move || {
         assert_eq!(raw.send(&["CONFIG", "SET", "key-load-delay", "0"]), Reply::ok());
         restarted.join().expect("it starts")
@@ -276,6 +274,104 @@ async fn nothing_fails_while_the_server_declines_for_three_seconds() {
     }
     while let Some(row) = rows.join_next().await {
         row.expect("no panic");
+    }
+}
+
+/// The same of a cluster, one after another.
+type ClusterRefusal = (&'static str, fn(Cluster) -> End<Cluster>);
+
+const CLUSTER_REFUSALS: [ClusterRefusal; 4] = [
+    ("NOREPLICAS", |cluster| {
+        between_everywhere(
+            cluster,
+            &["CONFIG SET min-replicas-to-write 9"],
+            "CONFIG SET min-replicas-to-write 0",
+        )
+    }),
+    ("max number of clients", |cluster| {
+        let begin = ["CONFIG SET maxclients 1", "CLIENT KILL TYPE normal SKIPME yes"];
+        between_everywhere(cluster, &begin, "CONFIG SET maxclients 1000")
+    }),
+    // A part of the keys of a script has been moved.
+    ("TRYAGAIN", |cluster| {
+        let slot = cluster.slot("{tag}");
+        let from = cluster.serving(0, slot);
+        let to = (from + 1) % 3;
+        cluster.begin_to_move(slot, from, to);
+        Box::new(move || {
+            cluster.move_keys(slot, from, to);
+            cluster.finish_to_move(slot, from, to);
+            cluster
+        })
+    }),
+    // Another primary than that of the locks does not answer, and the cluster shall serve all slots or none.
+    ("CLUSTERDOWN", |cluster| {
+        let serves = cluster.serving(0, cluster.slot("{tag}"));
+        let hangs = (serves + 1) % 3;
+        for node in &cluster.nodes {
+            node.raw().send(&["CONFIG", "SET", "cluster-replica-no-failover", "yes"]);
+        }
+        cluster.nodes[hangs].pause();
+        let is = move |cluster: &Cluster, state: &str| {
+            let info = cluster.nodes[serves].raw().send(&["CLUSTER", "INFO"]).text();
+            info.is_some_and(|info| info.contains(state))
+        };
+        wait_until("the node is missed", || is(&cluster, "cluster_state:fail"));
+        Box::new(move || {
+            cluster.nodes[hangs].resume();
+            wait_until("the node is back", || is(&cluster, "cluster_state:ok"));
+            cluster
+        })
+    }),
+];
+
+/// Each primary declines.
+fn between_everywhere(cluster: Cluster, begin: &[&str], end: &'static str) -> End<Cluster> {
+    let begun = |node: RedisServer| between(node, begin, end);
+    let mut nodes = cluster.nodes.into_iter();
+    let primaries: Vec<_> = nodes.by_ref().take(3).map(begun).collect();
+    let replicas: Vec<_> = nodes.collect();
+    Box::new(move || Cluster { nodes: primaries.into_iter().map(|end| end()).chain(replicas).collect() })
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn nothing_fails_while_a_cluster_declines_for_three_seconds() {
+    let Some(mut cluster) = Cluster::start_or_skip("a cluster that declines") else { return };
+    let url = cluster.url();
+    for (what, begin) in CLUSTER_REFUSALS {
+        cluster = nothing_fails(&format!("cluster, {what}"), &url, cluster, begin).await;
+    }
+}
+
+/// The same of sentinels with one primary.
+type SentinelRefusal = (&'static str, fn([RedisServer; 2]) -> End<[RedisServer; 2]>);
+
+const SENTINEL_REFUSALS: [SentinelRefusal; 2] = [
+    ("NOREPLICAS", |[primary, sentinel]| {
+        let option = "CONFIG SET min-replicas-to-write 1";
+        let end = between(primary, &[option], "CONFIG SET min-replicas-to-write 0");
+        Box::new(move || [end(), sentinel])
+    }),
+    ("no primary is known", |[primary, sentinel]| {
+        let mut raw = sentinel.raw();
+        assert_eq!(raw.send(&["SENTINEL", "REMOVE", "main"]), Reply::ok());
+        primary.raw().send(&["CLIENT", "KILL", "TYPE", "normal", "SKIPME", "yes"]);
+        Box::new(move || {
+            let monitor = format!("SENTINEL MONITOR main 127.0.0.1 {} 1", primary.port());
+            assert_eq!(raw.send(&words(&monitor)), Reply::ok());
+            [primary, sentinel]
+        })
+    }),
+];
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn nothing_fails_while_sentinels_or_their_primary_decline_for_three_seconds() {
+    let Some(primary) = RedisServer::start_or_skip("sentinels that decline") else { return };
+    let Some(sentinel) = sentinel_of(&primary) else { return };
+    let url = sentinel_url(([127, 0, 0, 1], sentinel.port()).into());
+    let mut servers = [primary, sentinel];
+    for (what, begin) in SENTINEL_REFUSALS {
+        servers = nothing_fails(&format!("sentinels, {what}"), &url, servers, begin).await;
     }
 }
 
@@ -357,16 +453,21 @@ async fn a_server_that_closes_idle_connections_is_connected_all_the_time() {
         left
     });
     let mutex = client.mutex("a").expect("it works");
-    let mut longest = Duration::ZERO;
+    let mut times = Vec::new();
     while Instant::now() < end {
         sleep(SECOND * 5).await;
         let begun = Instant::now();
         let guard = mutex.try_lock().await.expect("it is connected").expect("it is free");
-        longest = longest.max(begun.elapsed());
+        times.push(begun.elapsed());
         guard.release().await.expect("it works");
     }
-    eprintln!("the longest `try_lock` of an idle client took {longest:?}");
-    assert!(longest < limit, "{longest:?}");
+    times.sort_unstable_by_key(|time| Reverse(*time));
+    eprintln!(
+        "the longest of {} `try_lock` of an idle client: {:?}",
+        times.len(),
+        &times[..3.min(times.len())]
+    );
+    assert!(times[0] < limit, "{:?}", times[0]);
     client.shutdown().await.expect("it works");
     assert_eq!(within(SECOND * 5, watching).await.expect("it works"), []);
     assert_eq!(traced(), traced_before);
