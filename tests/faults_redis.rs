@@ -11,6 +11,7 @@ use std::sync::LazyLock;
 use std::time::{Duration, Instant};
 
 use futures::FutureExt;
+use futures::future::join_all;
 use leasehold::backend::{Severity, Status};
 use leasehold::{Client, DistMutex, Error, Guard, MutexOptions};
 use lines::Lines;
@@ -513,7 +514,12 @@ async fn clients_that_are_gone_leave_no_connection() {
 
 /// A server that answers as one sentinel does, with what the test says.
 fn sentinel_of(primary: &RedisServer) -> Option<RedisServer> {
-    let rules = format!("sentinel monitor main 127.0.0.1 {} 1", primary.port());
+    sentinel_in_epoch(primary, 0)
+}
+
+fn sentinel_in_epoch(primary: &RedisServer, epoch: u32) -> Option<RedisServer> {
+    let rules =
+        format!("sentinel monitor main 127.0.0.1 {} 1\nsentinel config-epoch main {epoch}", primary.port());
     RedisServer::start_with_or_skip("sentinels", Setup { sentinel: Some(rules), ..Setup::default() })
 }
 
@@ -541,26 +547,38 @@ async fn each_sentinel_in_turn_has_a_fault() {
     }
 }
 
-/// The epoch stays the same (the primary is removed and monitored again).
+/// The primary is removed and monitored again, which begins with the epoch 0: that of before, or a smaller one.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn sentinels_that_are_set_up_again_are_followed() {
-    let Some(mut primary) = RedisServer::start_or_skip("sentinels that are set up again") else { return };
-    let Some(next) = RedisServer::start_or_skip("sentinels that are set up again") else { return };
-    let Some(sentinel) = sentinel_of(&primary) else { return };
-    let client =
-        Client::connect(&sentinel_url(([127, 0, 0, 1], sentinel.port()).into())).await.expect("it works");
-    client.mutex("a").expect("it works").lock().await.expect("it works").release().await.expect("it works");
-    let mut raw = Raw::connect(sentinel.port()).expect("it works");
-    raw.send(&["SENTINEL", "REMOVE", "main"]);
-    let port = next.port().to_string();
-    raw.send(&["SENTINEL", "MONITOR", "main", "127.0.0.1", &port, "1"]);
-    // It is reachable: whoever uses it must all use the same one.
-    client.mutex("a").expect("it works").lock().await.expect("it works").release().await.expect("it works");
-    primary.kill();
-    let guard =
-        within(SECOND * 4, async { client.mutex("b").expect("it works").lock().await.expect("it works") })
-            .await;
-    assert!(next.raw().get("lock:b").is_some());
-    guard.release().await.expect("it works");
-    client.shutdown().await.expect("it works");
+    let ends: [(&str, fn(&mut RedisServer)); 2] =
+        [("is killed", RedisServer::kill), ("hangs", |server| server.pause())];
+    let rows = ends.into_iter().flat_map(|end| [0, 7].map(|epoch| (end, epoch)));
+    join_all(rows.map(|((how, end), epoch)| async move {
+        let what = format!("the old primary {how}, epoch {epoch}");
+        let Some(mut primary) = RedisServer::start_or_skip("sentinels that are set up again") else { return };
+        let Some(next) = RedisServer::start_or_skip("sentinels that are set up again") else { return };
+        let Some(sentinel) = sentinel_in_epoch(&primary, epoch) else { return };
+        let url = sentinel_url(([127, 0, 0, 1], sentinel.port()).into());
+        let client = Client::connect(&url).await.expect("it works");
+        let lock = async |name| client.mutex(name)?.lock().await;
+        lock("a").await.expect("it works").release().await.expect("it works");
+        let mut raw = Raw::connect(sentinel.port()).expect("it works");
+        raw.send(&["SENTINEL", "REMOVE", "main"]);
+        raw.send(&words(&format!("SENTINEL MONITOR main 127.0.0.1 {} 1", next.port())));
+        // It is reachable: whoever uses it must all use the same one.
+        lock("a").await.expect("it works").release().await.expect("it works");
+        end(&mut primary);
+        let begun = Instant::now();
+        let guard = lock("b").await.unwrap_or_else(|error| panic!("{what}: {error}"));
+        eprintln!("{what}: followed after {:?}", begun.elapsed());
+        assert!(begun.elapsed() < SECOND * 6, "{what}: {:?}", begun.elapsed());
+        assert!(next.raw().get("lock:b").is_some(), "{what}");
+        // The old one is back.
+        if primary.is_alive() {
+            primary.resume();
+        }
+        guard.release().await.unwrap_or_else(|error| panic!("{what}: {error}"));
+        client.shutdown().await.unwrap_or_else(|error| panic!("{what}: {error}"));
+    }))
+    .await;
 }
