@@ -7,18 +7,20 @@ mod support;
 
 use std::cmp::Reverse;
 use std::net::SocketAddr;
-use std::sync::LazyLock;
+use std::sync::{Arc, LazyLock, Mutex};
 use std::time::{Duration, Instant};
 
 use futures::FutureExt;
-use futures::future::join_all;
+use futures::future::{join_all, pending};
 use leasehold::backend::{Severity, Status};
 use leasehold::{Client, DistMutex, Error, Guard, MutexOptions};
 use lines::Lines;
 use support::hosts::{Fault, FaultyAddress, is_run_with_hosts};
 use support::topology::wait_until;
 use support::{Cluster, Proxy, Raw, RedisServer, Reply, Setup, eventually, within};
-use tokio::task::{JoinSet, block_in_place};
+use tokio::io::{AsyncReadExt, copy, copy_bidirectional};
+use tokio::net::{TcpListener, TcpStream};
+use tokio::task::{JoinHandle, JoinSet, block_in_place};
 use tokio::time::sleep;
 use tracing::Level;
 
@@ -117,6 +119,96 @@ async fn existing_connections_that_swallow_everything_are_replaced_by_new_ones()
         .expect("it works");
     other.release().await.expect("it works");
     client.shutdown().await.expect("it works");
+}
+
+/// Passes everything on to a server. Of what the server sends on the next connections, only so many bytes.
+struct Relay {
+    port: u16,
+    next: Arc<Mutex<Vec<u64>>>,
+    accepting: JoinHandle<()>,
+}
+
+impl Relay {
+    async fn start(server_port: u16) -> Self {
+        let listener = TcpListener::bind(("127.0.0.1", 0)).await.expect("a port is free");
+        let port = listener.local_addr().expect("it has an address").port();
+        let next = Arc::<Mutex<Vec<u64>>>::default();
+        let limits = Arc::clone(&next);
+        let accepting = tokio::spawn(async move {
+            // Aborted with this task.
+            let mut connections = JoinSet::new();
+            while let Ok((mut client, _)) = listener.accept().await {
+                let limit = limits.lock().expect("no panic").pop();
+                connections.spawn(async move {
+                    let mut server = TcpStream::connect(("127.0.0.1", server_port)).await?;
+                    let Some(limit) = limit else {
+                        return copy_bidirectional(&mut client, &mut server).await;
+                    };
+                    let (mut from_client, mut to_client) = client.split();
+                    let (from_server, mut to_server) = server.split();
+                    let mut part = from_server.take(limit);
+                    let answers = async {
+                        copy(&mut part, &mut to_client).await?;
+                        pending::<std::io::Result<u64>>().await
+                    };
+                    tokio::try_join!(copy(&mut from_client, &mut to_server), answers)
+                });
+            }
+        });
+        Self { port, next, accepting }
+    }
+}
+
+impl Drop for Relay {
+    fn drop(&mut self) {
+        self.accepting.abort();
+    }
+}
+
+/// Both of its connections are closed, and the new ones are half open from somewhere in an answer on: of the handshake, of what prepares a
+/// connection, of the subscription, or of the first calls.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn new_connections_that_stop_in_the_middle_of_an_answer_are_replaced() {
+    let mut rows = JoinSet::new();
+    for bytes in [0, 1, 100, 200, 300, 400, 600] {
+        rows.spawn(async move {
+            let Some(server) = RedisServer::start_or_skip("answers that stop in the middle") else { return };
+            let relay = Relay::start(server.port()).await;
+            let client = Client::connect(&support::url_of(relay.port)).await.expect("it answers");
+            let direct = Client::connect(&server.url()).await.expect("it answers");
+            let options = MutexOptions::new().ttl(SECOND * 30);
+            let mutex = |client: &Client, name| client.mutex_with(name, options.clone()).expect("valid");
+            let failed = |error: Error| -> Guard { panic!("{bytes}: {error}") };
+            let guard = mutex(&client, "a").lock().await.unwrap_or_else(failed);
+            let passed_on = mutex(&direct, "b").lock().await.unwrap_or_else(failed);
+            let waiter = mutex(&client, "b");
+            let waiter = tokio::spawn(async move { waiter.lock().await });
+            let inspected = mutex(&direct, "b");
+            let waits = async || inspected.inspect().await.is_ok_and(|state| !state.waiters.is_empty());
+            eventually(SECOND * 10, waits).await;
+            *relay.next.lock().expect("no panic") = vec![bytes; 2];
+            for kind in ["normal", "pubsub"] {
+                server.raw().send(&["CLIENT", "KILL", "TYPE", kind, "SKIPME", "yes"]);
+            }
+            let begun = Instant::now();
+            let other = mutex(&client, "c");
+            let (released, taken, _) = tokio::join!(guard.release(), other.try_lock(), passed_on.release());
+            released.unwrap_or_else(|error| panic!("{bytes}: {error}"));
+            let taken = taken.unwrap_or_else(|error| panic!("{bytes}: {error}")).expect("it is free");
+            let took = begun.elapsed();
+            let granted = within(SECOND * 10, waiter).await.expect("no panic").unwrap_or_else(failed);
+            eprintln!("{bytes} bytes: called after {took:?}, passed on after {:?}", begun.elapsed());
+            assert!(took < SECOND * 4, "{bytes}: {took:?}");
+            eventually(SECOND * 10, || async { client.state().status.is_connected() }).await;
+            for guard in [taken, granted] {
+                guard.release().await.unwrap_or_else(|error| panic!("{bytes}: {error}"));
+            }
+            client.shutdown().await.expect("it works");
+        });
+    }
+    while let Some(row) = rows.join_next().await {
+        row.expect("no panic");
+    }
 }
 
 /// Ends what a store declines, and gives the store back.
@@ -237,7 +329,7 @@ fn runs_a_script(server: RedisServer) -> End<RedisServer> {
 /// How the answers are, options of the server, and how it comes to that.
 type Refusal = (&'static str, &'static str, fn(RedisServer) -> End<RedisServer>);
 
-const REFUSALS: [Refusal; 9] = [
+const REFUSALS: [Refusal; 10] = [
     ("NOREPLICAS", "", |server| {
         between(server, &["CONFIG SET min-replicas-to-write 1"], "CONFIG SET min-replicas-to-write 0")
     }),
@@ -257,6 +349,11 @@ const REFUSALS: [Refusal; 9] = [
         starts_slowly,
     ),
     ("BUSY", "--lua-time-limit 20", runs_a_script),
+    // While the users are loaded again.
+    ("WRONGPASS", "--user app on >secret ~* &* +@all", |server| {
+        let begin = ["ACL SETUSER app resetpass >other", "CLIENT KILL TYPE normal SKIPME yes"];
+        between(server, &begin, "ACL SETUSER app >secret")
+    }),
     // Nothing is answered.
     ("CLIENT PAUSE", "", |server| between(server, &["CLIENT PAUSE 3000"], "CLIENT UNPAUSE")),
 ];
@@ -269,7 +366,10 @@ async fn nothing_fails_while_the_server_declines_for_three_seconds() {
             let Some(server) = RedisServer::start_with_or_skip(what, with_options(&words(options))) else {
                 return;
             };
-            let url = server.url();
+            let url = match what {
+                "WRONGPASS" => server.address().replace("//", "//app:secret@"),
+                _ => server.url(),
+            };
             nothing_fails(what, &url, server, begin).await;
         });
     }
