@@ -165,8 +165,8 @@ impl Drop for Relay {
     }
 }
 
-/// Both of its connections are closed, and the new ones are half open from somewhere in an answer on: of the handshake, of what prepares a
-/// connection, of the subscription, or of the first calls.
+/// Both of its connections are closed, and the new ones are half open from somewhere in an answer on: of the handshake, of what
+/// prepares a connection, of the subscription, or of the first calls.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn new_connections_that_stop_in_the_middle_of_an_answer_are_replaced() {
     let mut rows = JoinSet::new();
@@ -214,8 +214,8 @@ async fn new_connections_that_stop_in_the_middle_of_an_answer_are_replaced() {
 /// Ends what a store declines, and gives the store back.
 type End<T> = Box<dyn FnOnce() -> T + Send>;
 
-/// A store whose clients are declined for three seconds, from when `begin` has returned (which ends any wait of its own before that): nothing
-/// fails, also of a client that has not used the store before.
+/// A store declines its clients for three seconds, from when `begin` has returned until what that has returned is
+/// called: nothing fails, and a release is done within a second of the end.
 async fn nothing_fails<T: Send + 'static>(
     what: &str,
     url: &str,
