@@ -61,8 +61,8 @@ if [[ -z "${RUST_TEST_THREADS:-}" && $(nproc 2>/dev/null || echo 4) -lt 4 ]]; th
 fi
 
 # What talks to a server, over either library.
-over_both=(batch_redis cancellation cluster conformance faults_network faults_server handover_redis mixed_fleet mutex_redis
-    processes reentrant_processes reentrant_redis redlock renewals_redis replicas runtimes semaphore_processes semaphore_redis
+over_both=(batch_redis cancellation cluster conformance faults_network faults_redis faults_server handover_redis mixed_fleet
+    mutex_redis processes reentrant_processes reentrant_redis redlock renewals_redis replicas runtimes semaphore_processes semaphore_redis
     sentinel stalls store_state store_tracing error_texts)
 
 # What talks to MariaDB or MySQL.
@@ -110,8 +110,8 @@ shared=(-p leasehold-dependencies)
 
 # What uses Redis through fred. It runs as the user of docs/acl.md, who may do less than the default user: so do the clients of the processes
 # that others start. As the default user, some of it runs again below, and all of it with `cargo test`.
-over_fred=(acl batch_redis cancellation cluster credentials error_texts faults_network faults_server handover_redis harness mutex_redis
-    processes redlock redlock_contract reentrant_processes reentrant_redis renewals_redis replicas runtimes semaphore_processes
+over_fred=(acl batch_redis cancellation cluster credentials error_texts faults_network faults_redis faults_server handover_redis harness
+    mutex_redis processes redlock redlock_contract reentrant_processes reentrant_redis renewals_redis replicas runtimes semaphore_processes
     semaphore_redis sentinel stalls stalls_soak store_state store_tracing)
 
 # Unit, integration, documentation and model tests, those of the examples, and one short round of each bench.
@@ -129,9 +129,11 @@ programs LEASEHOLD_TEST_LOCAL_HANDOVER=on semaphore_memory semaphore_processes s
 programs LEASEHOLD_TEST_ACL=1 conformance model -- on_redis
 
 # Without fred: what was tested above is the same protocol on the other library. (With --all-servers, more of it is repeated.)
-over_redis_rs=(batch_redis cancellation cluster conformance error_texts faults_network faults_server handover_redis mutex_redis
-    renewals_redis replicas runtimes sentinel stalls store_state store_tracing)
+over_redis_rs=(batch_redis cancellation cluster conformance error_texts faults_network faults_redis faults_server handover_redis
+    mutex_redis renewals_redis replicas runtimes sentinel stalls store_state store_tracing)
 configuration "redis-rs" "${shared[@]}" -p leasehold --no-default-features --features redis-rs,conformance "${over_redis_rs[@]/#/--test=}"
+programs
+configuration "fork, redis-rs" "${shared[@]}" -p leasehold-fork --no-default-features --features redis-rs
 programs
 
 # With all features, rustls was tested.

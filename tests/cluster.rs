@@ -6,8 +6,8 @@ mod support;
 use std::time::{Duration, Instant};
 
 use leasehold::{Client, Error, FencingToken, MutexOptions};
-use support::hosts::{Fault, FaultyAddress};
-use support::{Cluster, Load, eventually, within};
+use support::hosts::{Fault, FaultyAddress, is_run_with_hosts};
+use support::{Cluster, Load, Reply, eventually, within};
 
 const SECOND: Duration = Duration::from_secs(1);
 
@@ -240,6 +240,15 @@ fn url_of(ports: &[u16]) -> String {
     format!("redis-cluster://{}{}", support::acl::login(), nodes.join(","))
 }
 
+/// A name of a lock for each primary.
+fn served_names(cluster: &Cluster) -> [String; 3] {
+    [0, 1, 2].map(|node| {
+        let is_there =
+            |name: &String| cluster.serving(node, cluster.slot_at(node, &format!("lock:{name}"))) == node;
+        (0..).map(|n| format!("name {n}")).find(is_there).expect("there are enough names")
+    })
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_node_of_the_list_that_does_not_work_costs_a_part_of_the_limit() -> Result<(), Error> {
     let Some(cluster) = Cluster::start_or_skip("nodes in the list of a cluster") else { return Ok(()) };
@@ -269,12 +278,7 @@ async fn a_primary_that_hangs_or_is_dead_keeps_nobody_from_the_other_slots() -> 
         node.raw().send(&["CONFIG", "SET", "cluster-replica-no-failover", "yes"]);
     }
     let ports: Vec<_> = cluster.nodes.iter().map(support::RedisServer::port).collect();
-    let served = |cluster: &Cluster, by: usize| {
-        (0..)
-            .map(|n| format!("name {n}"))
-            .find(|name| cluster.serving(by, cluster.slot_at(by, &format!("lock:{name}"))) == by)
-    };
-    let names = [0, 1, 2].map(|node| served(&cluster, node).expect("there are enough names"));
+    let names = served_names(&cluster);
     let used_before = connect(&cluster).await;
     // A primary that is listed first, one that is not listed, and a replica that is listed first.
     for (victim, listed, other) in [(0, [0, 1], 1), (2, [0, 1], 0), (3, [3, 1], 1)] {
@@ -288,6 +292,12 @@ async fn a_primary_that_hangs_or_is_dead_keeps_nobody_from_the_other_slots() -> 
             eventually(SECOND * 10, || async { waiters(client, &names[other]).await == 1 }).await;
             guard.release().await?;
             within(SECOND * 10, waiter).await.expect("no panic")?.release().await?;
+        }
+        // The subscriptions may have been at that node, and have moved by now.
+        for client in [&client, &used_before] {
+            let begun = Instant::now();
+            client.mutex(&names[other])?.lock().await?.release().await?;
+            assert!(begun.elapsed() < SECOND, "without {victim}: {:?}", begun.elapsed());
         }
         if victim < 3 {
             let error = client.ping(SECOND * 4).await.expect_err("one of them hangs");
@@ -305,4 +315,99 @@ async fn a_primary_that_hangs_or_is_dead_keeps_nobody_from_the_other_slots() -> 
     let findings = client.check().await?;
     assert!(findings.iter().any(|finding| finding.text.contains(&ports[0].to_string())), "{findings:?}");
     client.shutdown().await
+}
+
+/// From when a primary is dead, or hangs, until a replica has taken over.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn clients_connect_while_a_replica_takes_over() -> Result<(), Error> {
+    let Some(mut cluster) = Cluster::start_or_skip("connecting during a failover") else { return Ok(()) };
+    let names = served_names(&cluster);
+    let ports: Vec<_> = cluster.nodes.iter().map(support::RedisServer::port).collect();
+    for (victim, full_coverage) in [(0, true), (1, false)] {
+        for node in &cluster.nodes[victim..] {
+            let needed = if full_coverage { "yes" } else { "no" };
+            node.raw().send(&["CONFIG", "SET", "cluster-require-full-coverage", needed]);
+        }
+        if full_coverage {
+            cluster.nodes[victim].kill()
+        } else {
+            cluster.nodes[victim].pause()
+        }
+        let (mut locked, mut is_over) = (Vec::new(), false);
+        while !is_over {
+            let slot = cluster.slot_at(2, &format!("lock:{}", names[victim]));
+            is_over = cluster.serving(2, slot) != victim;
+            let begun = Instant::now();
+            let client = Client::connect(&url_of(&[ports[victim], ports[2]])).await?;
+            assert!(begun.elapsed() < SECOND * 2, "victim {victim}: {:?}", begun.elapsed());
+            if !full_coverage {
+                client.mutex(&names[2])?.lock().await?.release().await?;
+            }
+            assert!(begun.elapsed() < SECOND * 3, "victim {victim}: {:?}", begun.elapsed());
+            let mutex = client.mutex(&names[victim])?;
+            locked.push(tokio::spawn(async move {
+                mutex.lock().await?.release().await?;
+                client.shutdown().await
+            }));
+        }
+        eprintln!("{} clients have connected during a failover", locked.len());
+        for task in locked {
+            within(SECOND * 20, task).await.expect("no panic")?;
+        }
+    }
+    Ok(())
+}
+
+/// Also of names that the nodes themselves tell.
+#[test]
+fn an_address_of_a_node_that_swallows_packets_costs_a_part_of_the_limit() {
+    let name = "an_address_of_a_node_that_swallows_packets_costs_a_part_of_the_limit";
+    if !is_run_with_hosts(name, "node.test=127.0.0.96,127.0.0.1") {
+        return;
+    }
+    let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build();
+    let test = async {
+        let Some(cluster) = Cluster::start_or_skip(name) else { return Ok(()) };
+        let names = served_names(&cluster);
+        let mut swallowing = Vec::new();
+        for node in &cluster.nodes {
+            swallowing.push(FaultyAddress::new(([127, 0, 0, 96], node.port()).into(), Fault::Swallows).await);
+        }
+        let url = cluster.url().replace("127.0.0.1", "node.test");
+        for told in [false, true] {
+            if told {
+                for node in &cluster.nodes {
+                    let answers = [
+                        ["CONFIG", "SET", "cluster-announce-hostname", "node.test"],
+                        ["CONFIG", "SET", "cluster-preferred-endpoint-type", "hostname"],
+                    ]
+                    .map(|command| node.raw().send(&command));
+                    if answers != [Reply::ok(), Reply::ok()] {
+                        eprintln!("this version does not tell names: {answers:?}");
+                        return Ok(());
+                    }
+                }
+                let text = || format!("{:?}", cluster.nodes[0].raw().send(&["CLUSTER", "SLOTS"]));
+                eventually(SECOND * 20, || async { text().matches("node.test").count() >= 6 }).await;
+            }
+            let begun = Instant::now();
+            let client = Client::connect(&url).await?;
+            for name in &names {
+                client.mutex(name)?.lock().await?.release().await?;
+            }
+            assert!(begun.elapsed() < SECOND * 3, "{:?}", begun.elapsed());
+            // In use.
+            for node in &cluster.nodes {
+                node.raw().send(&["CLIENT", "KILL", "TYPE", "normal", "SKIPME", "yes"]);
+            }
+            let begun = Instant::now();
+            for name in &names {
+                client.mutex(name)?.lock().await?.release().await?;
+            }
+            assert!(begun.elapsed() < SECOND * 3, "{:?}", begun.elapsed());
+            client.shutdown().await?;
+        }
+        Ok::<_, Error>(())
+    };
+    runtime.expect("a runtime").block_on(test).expect("it works");
 }

@@ -4,7 +4,7 @@
 mod support;
 
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use leasehold::{Client, Credentials, Error, MutexOptions, RedisBackend};
 use support::{Load, Raw, RedisServer, Sentinels, Setup, acl, eventually, more_rules, within};
@@ -96,6 +96,39 @@ async fn sixty_four_tasks_lock_while_primaries_die() {
     eprintln!("sentinel: {failovers} failovers: {report}");
     assert_eq!((report.tokens_that_went_back, report.overlaps), (0, 0), "{report}");
     assert!(report.longest_gap < SECOND * 10, "{report}");
+}
+
+/// It wakes up when another server is the primary.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_is_held_and_waited_for_outlives_a_primary_that_hangs() -> Result<(), Error> {
+    let Some(servers) = Sentinels::start_or_skip("a primary that hangs") else { return Ok(()) };
+    let client = Client::connect(&servers.url()).await?;
+    let mutex = |name| client.mutex_with(name, MutexOptions::new().ttl(SECOND * 20));
+    let (held, released) = (mutex("held")?.lock().await?, mutex("released")?.lock().await?);
+    let waiting = (0..5).map(|_| {
+        let mutex = mutex("released").expect("valid");
+        tokio::spawn(async move { mutex.lock().await?.release().await })
+    });
+    let waiting: Vec<_> = waiting.collect();
+    assert_eq!(servers.servers[0].raw().send(&["WAIT", "2", "5000"]).int(), 2);
+    servers.servers[0].pause();
+    let paused = Instant::now();
+    let releasing = tokio::spawn(released.release());
+    eventually(SECOND * 20, || async { servers.primary(0) != 0 }).await;
+    let (replaced, failover) = (Instant::now(), paused.elapsed());
+    let outcome = within(SECOND * 10, releasing).await.expect("no panic");
+    for task in waiting {
+        within(SECOND * 10, task).await.expect("no panic")?;
+    }
+    eprintln!("failover {failover:?}, release {outcome:?}, all after {:?}", replaced.elapsed());
+    assert!(held.is_held());
+    servers.servers[0].resume();
+    let again = mutex("released")?.lock().await?;
+    let now = servers.primary(0);
+    assert!(servers.servers[now].raw().get("lock:released").is_some());
+    again.release().await?;
+    held.release().await?;
+    client.shutdown().await
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

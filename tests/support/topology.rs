@@ -13,7 +13,7 @@ const AGREE: Duration = Duration::from_secs(30);
 const SLOTS: u32 = 16_384;
 
 #[track_caller]
-fn wait_until(what: &str, mut holds: impl FnMut() -> bool) {
+pub(crate) fn wait_until(what: &str, mut holds: impl FnMut() -> bool) {
     let end = Instant::now() + AGREE;
     while !holds() {
         assert!(Instant::now() < end, "{what}: not within {AGREE:?}");

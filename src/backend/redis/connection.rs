@@ -452,7 +452,7 @@ impl Connection {
                     link.abort();
                     break;
                 }
-                next = self.until_superseded() => next,
+                next = self.until_superseded(&server) => next,
             };
             // Whoever waits for an answer on the old one is told when there is a new one.
             let old = mem::replace(&mut link, next.0);
@@ -468,8 +468,9 @@ impl Connection {
         (link, server)
     }
 
-    /// Completes with another link when the server answers on it, and not on the current one.
-    async fn until_superseded(&self) -> (Arc<dyn Link>, Server) {
+    /// Completes with another link when the server answers on it, or another one that is the right one by now, and `server` not on the
+    /// current link.
+    async fn until_superseded(&self, server: &Server) -> (Arc<dyn Link>, Server) {
         loop {
             self.late.notified().await;
             // A server that stands still for a moment is not asked for another connection.
@@ -479,6 +480,7 @@ impl Connection {
             if !self.is_silent() {
                 continue;
             }
+            self.route.failed(server);
             match self.reach().await {
                 Ok((link, server)) => {
                     if !self.is_silent() {

@@ -20,7 +20,7 @@ pub(super) trait Route: fmt::Debug + fmt::Display + Send + Sync {
     /// another server by now.
     fn check<'a>(&'a self, link: &'a dyn Link) -> BoxFuture<'a, Result<(), CallError>>;
 
-    /// This server could not be connected to, or is not the right one.
+    /// This server could not be connected to, does not answer, or is not the right one.
     fn failed(&self, _server: &Server) {}
 
     /// Completes when the server is no longer the right one, as far as that can be known without asking it.

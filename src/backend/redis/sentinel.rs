@@ -24,7 +24,8 @@ use crate::runtime::spawn;
 /// sentinel: a connection to an old primary is given up as soon as one of them announces another.
 ///
 /// A deployment that is set up again under the same name begins with the epoch 0, and a primary that is removed and monitored again
-/// keeps its epoch. So if the known primary cannot be used, and none of the sentinels names it any more, what they say now counts.
+/// keeps its epoch. So if the known primary cannot be used or does not answer, and none of the sentinels names it any more, what they say
+/// now counts.
 #[derive(Debug)]
 pub(super) struct Sentinels {
     sentinels: Vec<Server>,
