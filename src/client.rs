@@ -42,6 +42,7 @@ use crate::semaphore::CountingSemaphore;
 #[derive(Clone)]
 pub struct Client {
     engine: Arc<Engine>,
+    defaults: Arc<Defaults>,
 }
 
 impl Client {
@@ -112,7 +113,7 @@ impl Client {
     /// # }
     /// ```
     pub fn builder(url: impl Into<String>) -> ClientBuilder {
-        ClientBuilder { url: url.into(), fail_fast: false }
+        ClientBuilder { url: url.into(), fail_fast: false, defaults: Defaults::default() }
     }
 
     /// Creates a client of a new, empty store in the memory of this process.
@@ -126,7 +127,42 @@ impl Client {
     /// The client takes over the backend: shutting down the client closes the backend, even if other clients use it.
     #[must_use]
     pub fn with_backend(backend: Arc<dyn Backend>) -> Self {
-        Self { engine: Arc::new(Engine::new(backend)) }
+        Self { engine: Arc::new(Engine::new(backend)), defaults: Arc::default() }
+    }
+
+    /// The same client, whose locks have these options unless they are created with others. What was created before is not affected, nor
+    /// are other clones of the client. [`ClientBuilder::mutex_options`] does the same.
+    #[must_use]
+    pub fn with_mutex_options(mut self, options: MutexOptions) -> Self {
+        Arc::make_mut(&mut self.defaults).mutex = options;
+        self
+    }
+
+    /// The same for its semaphores. [`ClientBuilder::semaphore_options`] does the same.
+    #[must_use]
+    pub fn with_semaphore_options(mut self, options: SemaphoreOptions) -> Self {
+        Arc::make_mut(&mut self.defaults).semaphore = options;
+        self
+    }
+
+    /// The options that its locks have by default, from which others can be derived:
+    ///
+    /// ```
+    /// # use std::time::Duration;
+    /// # use leasehold::MutexOptions;
+    /// # fn main() -> Result<(), leasehold::Error> {
+    /// let client = leasehold::Client::memory().with_mutex_options(MutexOptions::new().prefix("shop:"));
+    /// let brief = client.mutex_with("cart:7", client.mutex_options().ttl(Duration::from_secs(5)))?;
+    /// # drop(brief);
+    /// # Ok(()) }
+    /// ```
+    pub fn mutex_options(&self) -> MutexOptions {
+        self.defaults.mutex.clone()
+    }
+
+    /// The options that its semaphores have by default.
+    pub fn semaphore_options(&self) -> SemaphoreOptions {
+        self.defaults.semaphore.clone()
     }
 
     /// Returns the mutex called `name`, with default options. No I/O: nothing exists in the store until it is
@@ -136,7 +172,7 @@ impl Client {
     ///
     /// [`Error::InvalidArgument`] if `name` is empty or longer than 512 bytes.
     pub fn mutex(&self, name: &str) -> Result<DistMutex, Error> {
-        self.mutex_with(name, MutexOptions::new())
+        self.mutex_with(name, self.mutex_options())
     }
 
     /// Returns the mutex called `name`, with the given options. No I/O.
@@ -156,7 +192,7 @@ impl Client {
     ///
     /// [`Error::InvalidArgument`] if `name` or `owner` is empty or longer than 512 bytes.
     pub fn reentrant_lock(&self, name: &str, owner: &str) -> Result<ReentrantLock, Error> {
-        self.reentrant_lock_with(name, owner, MutexOptions::new())
+        self.reentrant_lock_with(name, owner, self.mutex_options())
     }
 
     /// Returns the reentrant lock called `name` for the owner called `owner`, with the given options. No I/O.
@@ -181,7 +217,7 @@ impl Client {
     /// [`Error::InvalidArgument`] if `limit` is 0, or as for [`mutex`](Self::mutex). [`Error::Unsupported`] if the store does
     /// not support semaphores (Redlock does not).
     pub fn counting_semaphore(&self, name: &str, limit: u32) -> Result<CountingSemaphore, Error> {
-        self.counting_semaphore_with(name, limit, SemaphoreOptions::new())
+        self.counting_semaphore_with(name, limit, self.semaphore_options())
     }
 
     /// Returns the counting semaphore called `name`, with the given options. No I/O.
@@ -205,7 +241,7 @@ impl Client {
     ///
     /// As for [`counting_semaphore`](Self::counting_semaphore).
     pub fn fair_semaphore(&self, name: &str, limit: u32) -> Result<FairSemaphore, Error> {
-        self.fair_semaphore_with(name, limit, SemaphoreOptions::new())
+        self.fair_semaphore_with(name, limit, self.semaphore_options())
     }
 
     /// Returns the fair semaphore called `name`, with the given options. No I/O.
@@ -368,6 +404,14 @@ impl Client {
 pub struct ClientBuilder {
     url: String,
     fail_fast: bool,
+    defaults: Defaults,
+}
+
+/// The options of what is created without any.
+#[derive(Clone, Debug, Default)]
+struct Defaults {
+    mutex: MutexOptions,
+    semaphore: SemaphoreOptions,
 }
 
 impl ClientBuilder {
@@ -380,6 +424,19 @@ impl ClientBuilder {
     /// `lock` or until its time is up; a restart or a failover in the meantime delays them but is not an error.
     pub const fn fail_fast(mut self, fail_fast: bool) -> Self {
         self.fail_fast = fail_fast;
+        self
+    }
+
+    /// The options of locks that are created without any, such as a TTL and a prefix for all locks of a service. They are validated when
+    /// a lock is created.
+    pub fn mutex_options(mut self, options: MutexOptions) -> Self {
+        self.defaults.mutex = options;
+        self
+    }
+
+    /// The options of semaphores that are created without any.
+    pub fn semaphore_options(mut self, options: SemaphoreOptions) -> Self {
+        self.defaults.semaphore = options;
         self
     }
 
@@ -398,7 +455,7 @@ impl ClientBuilder {
         } else {
             by_url::connect(&self.url).await?
         };
-        Ok(Client::with_backend(backend))
+        Ok(Client { defaults: Arc::new(self.defaults), ..Client::with_backend(backend) })
     }
 
     /// Creates a client that connects on first use and keeps retrying. Needs no runtime.
@@ -412,7 +469,7 @@ impl ClientBuilder {
         } else {
             by_url::connect_lazy(&self.url)?
         };
-        Ok(Client::with_backend(backend))
+        Ok(Client { defaults: Arc::new(self.defaults), ..Client::with_backend(backend) })
     }
 }
 

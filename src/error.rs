@@ -53,7 +53,8 @@ pub enum Error {
     },
 
     /// The limit of a semaphore's handle is not the one in force; nothing was granted. Create all handles with the
-    /// same limit, or change the limit in force with `resize`.
+    /// same limit, change the limit in force with `resize`, or let handles do something else about it, with
+    /// [`SemaphoreOptions::on_other_limit`](crate::SemaphoreOptions::on_other_limit).
     #[non_exhaustive]
     LimitDiffers {
         /// The semaphore.
@@ -140,7 +141,8 @@ impl fmt::Display for Error {
             Self::LimitDiffers { name, stated, in_force } => {
                 write!(
                     f,
-                    "`{name}`: this handle has a limit of {stated}, but the limit in force is {in_force}"
+                    "`{name}`: this handle has a limit of {stated}, but the limit in force is {in_force} (to use that one or to \
+                     replace it, choose `Follow` or `Set` with `SemaphoreOptions::on_other_limit`)"
                 )
             }
             Self::StoreUnavailable { name, operation, store, source } => {

@@ -131,6 +131,21 @@ impl MutexOptions {
 pub struct SemaphoreOptions {
     hold: HoldOptions,
     local_handover: bool,
+    on_other_limit: OnOtherLimit,
+}
+
+/// What a handle of a semaphore does if the limit in force is not the one that it was created with: see
+/// [`SemaphoreOptions::on_other_limit`].
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum OnOtherLimit {
+    /// Its request fails with [`Error::LimitDiffers`], so that a mistake is noticed.
+    #[default]
+    Refuse,
+    /// It uses the limit in force.
+    Follow,
+    /// It puts its own limit in force, as [`resize`](crate::FairSemaphore::resize) does.
+    Set,
 }
 
 impl SemaphoreOptions {
@@ -199,6 +214,28 @@ impl SemaphoreOptions {
     pub const fn local_handover(mut self, allowed: bool) -> Self {
         self.local_handover = allowed;
         self
+    }
+
+    /// What a handle does if the limit in force is not the one that it was created with, as while a new version of a service with
+    /// another limit replaces the old one:
+    ///
+    /// | | the old version, limit 4 | the new version, limit 6 |
+    /// |---|---|---|
+    /// | [`Refuse`](OnOtherLimit::Refuse) | works | its requests fail until the old one is gone for two TTLs |
+    /// | [`Follow`](OnOtherLimit::Follow) | works | works with 4, until the semaphore was unused for two TTLs or is resized |
+    /// | [`Set`](OnOtherLimit::Set) | works; handles in use go on with 6 | works with 6 from its first request on |
+    ///
+    /// With `Set`, each handle puts its own limit in force once, with its first request. Afterwards it follows changes like any other
+    /// handle, so an old process that starts again while new ones are in use changes the limit back.
+    ///
+    /// Default: [`Refuse`](OnOtherLimit::Refuse).
+    pub const fn on_other_limit(mut self, choice: OnOtherLimit) -> Self {
+        self.on_other_limit = choice;
+        self
+    }
+
+    pub(crate) const fn choice_on_other_limit(&self) -> OnOtherLimit {
+        self.on_other_limit
     }
 
     pub(crate) fn key_prefix(&self, kind: Kind) -> &str {

@@ -4,12 +4,14 @@ use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
+use parking_lot::Mutex;
+
 use crate::backend::{Claim, Detail, Inspection, Kind, Limit};
 use crate::error::Error;
 use crate::guard::Guard;
 use crate::lease::{Engine, StatedLimit, Wait};
 use crate::name;
-use crate::options::SemaphoreOptions;
+use crate::options::{OnOtherLimit, SemaphoreOptions};
 use crate::primitive::Primitive;
 
 /// A semaphore: permits under one name.
@@ -17,7 +19,13 @@ use crate::primitive::Primitive;
 pub(crate) struct Permits {
     primitive: Primitive,
     limit: Arc<StatedLimit>,
+    /// The limit that the handle was created with, until it has put it in force.
+    own: Arc<Mutex<Option<u32>>>,
+    on_other_limit: OnOtherLimit,
 }
+
+/// How often a request follows a limit that has changed again by the time it is repeated.
+const FOLLOW: u32 = 16;
 
 impl Permits {
     pub(crate) fn new(
@@ -29,8 +37,10 @@ impl Permits {
     ) -> Result<Self, Error> {
         let resource = name::resource(options.key_prefix(kind), name, kind)?;
         let primitive = Primitive::new(engine, resource, options.validate(kind)?)?;
-        let limit = Arc::new(StatedLimit::new(Limit::stated(at_least_one("limit", limit)?)));
-        Ok(Self { primitive: Primitive { limit: Some(Arc::clone(&limit)), ..primitive }, limit })
+        let own = Arc::new(Mutex::new(Some(at_least_one("limit", limit)?)));
+        let limit = Arc::new(StatedLimit::new(Limit::stated(limit)));
+        let primitive = Primitive { limit: Some(Arc::clone(&limit)), ..primitive };
+        Ok(Self { primitive, limit, own, on_other_limit: options.choice_on_other_limit() })
     }
 
     pub(crate) fn name(&self) -> &str {
@@ -42,15 +52,50 @@ impl Permits {
     }
 
     pub(crate) async fn acquire(&self, permits: u32) -> Result<Guard, Error> {
-        self.primitive.acquire(&self.claim(permits)?, Wait::Forever).await
+        self.request(permits, Wait::Forever).await
     }
 
     pub(crate) async fn try_acquire(&self, permits: u32) -> Result<Option<Guard>, Error> {
-        self.primitive.try_acquire(&self.claim(permits)?).await
+        match self.request(permits, Wait::No).await {
+            Err(Error::TimedOut { .. }) => Ok(None),
+            acquired => acquired.map(Some),
+        }
     }
 
     pub(crate) async fn acquire_timeout(&self, permits: u32, timeout: Duration) -> Result<Guard, Error> {
-        self.primitive.acquire(&self.claim(permits)?, Wait::timeout(timeout)).await
+        self.request(permits, Wait::timeout(timeout)).await
+    }
+
+    /// Requests permits, again if another limit is in force and this handle is to do something about it: a request that was refused for
+    /// it has no place in the queue yet.
+    async fn request(&self, permits: u32, wait: Wait) -> Result<Guard, Error> {
+        let mut followed = 0;
+        loop {
+            match self.primitive.acquire(&self.claim(permits)?, wait).await {
+                Err(Error::LimitDiffers { in_force, .. }) if self.may_follow(followed) => {
+                    followed += 1;
+                    self.settle(in_force).await?;
+                }
+                acquired => return acquired,
+            }
+        }
+    }
+
+    fn may_follow(&self, times: u32) -> bool {
+        self.on_other_limit != OnOtherLimit::Refuse && times < FOLLOW
+    }
+
+    /// Does what this handle is to do about another limit. Once it has set its own, it follows others.
+    async fn settle(&self, in_force: u32) -> Result<(), Error> {
+        let own = *self.own.lock();
+        match own.filter(|_| self.on_other_limit == OnOtherLimit::Set) {
+            Some(own) => {
+                self.resize(own).await?;
+                *self.own.lock() = None;
+            }
+            None => self.limit.restate(in_force),
+        }
+        Ok(())
     }
 
     pub(crate) async fn available(&self) -> Result<u32, Error> {

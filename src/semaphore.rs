@@ -29,8 +29,9 @@ use crate::permits::Permits;
 /// # The limit
 ///
 /// Each handle is created with a limit. The first request puts its limit in force; a handle with a different one gets
-/// [`Error::LimitDiffers`], which names both. The limit stays in force while there are holders or waiters, and for one
-/// to two TTLs afterwards. [`resize`](Self::resize) changes it for all clients. Handles that have used the semaphore
+/// [`Error::LimitDiffers`], which names both, or follows or replaces that one if
+/// [`SemaphoreOptions::on_other_limit`](crate::SemaphoreOptions::on_other_limit) says so. The limit stays in force while there are
+/// holders or waiters, and for one to two TTLs afterwards. [`resize`](Self::resize) changes it for all clients. Handles that have used the semaphore
 /// since its limit came into force follow the change; new handles must be created with the current limit. A handle and
 /// its clones share one limit.
 ///
@@ -93,7 +94,7 @@ impl CountingSemaphore {
     ///
     /// # Errors
     ///
-    /// * [`Error::LimitDiffers`] if the limit in force is not the limit of this handle.
+    /// * [`Error::LimitDiffers`] if the limit in force is not the limit of this handle, unless it is to follow or replace that one.
     /// * [`Error::InvalidArgument`] if no permits are requested, or more than the limit in force; also if a
     ///   [`resize`](Self::resize) makes the limit too small for a waiting request.
     /// * [`Error::StoreUnavailable`] if the store has not answered for 30 s, or four TTLs if that is longer.

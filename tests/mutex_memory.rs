@@ -19,7 +19,7 @@ use futures::stream::{self, BoxStream, StreamExt};
 use leasehold::backend::{Answer, Answered, Claim, Kind, LeaseRef, Released, Renew, Request, Resource};
 use leasehold::{
     Backend, Client, DistMutex, Error, Fence, Guard, Inspection, LeaseEnd, LossReason, Lost, MAX_NAME_BYTES,
-    MemoryBackend, MutexOptions, Protected,
+    MemoryBackend, MutexOptions, Protected, SemaphoreOptions,
 };
 use support::intercept::{Intercept, Intercepted, Reply};
 use support::{assert_pending, begun, eventually, local_handover, one_place_each, options, within};
@@ -154,6 +154,29 @@ async fn clones_and_equal_names_are_one_lock_and_different_names_are_not() -> Ou
     // Prefix and name count together.
     let joined = client.mutex_with("k:machine:42", options().prefix("loc"))?;
     assert!(joined.try_lock().await?.is_none());
+    Ok(())
+}
+
+#[tokio::test]
+async fn the_options_of_a_client_hold_for_what_is_created_without_any() -> Outcome {
+    let builder = Client::builder("memory:").mutex_options(MutexOptions::new().ttl(SECOND).prefix("shop:"));
+    let permits = SemaphoreOptions::new().ttl(SECOND).prefix("gates:");
+    let client = builder.semaphore_options(permits).connect_lazy()?;
+    let brief = |guard: &Guard| guard.remaining() <= SECOND;
+    assert!(brief(&client.mutex("a")?.lock().await?));
+    assert!(brief(&client.reentrant_lock("a", "me")?.lock().await?));
+    assert!(brief(&client.counting_semaphore("a", 1)?.acquire().await?));
+    let held = client.mutex("a")?.lock().await?;
+    let same = client.mutex_with("op:a", MutexOptions::new().prefix("sh"))?;
+    assert!(same.try_lock().await?.is_none(), "the prefix is that of the client");
+    let derived = client.mutex_with("b", client.mutex_options().ttl(60 * SECOND))?.lock().await?;
+    assert!(!brief(&derived));
+    let other = client.clone().with_mutex_options(MutexOptions::new());
+    assert!(other.mutex("a")?.try_lock().await?.is_some_and(|guard| !brief(&guard)), "another prefix");
+    assert!(client.mutex("a")?.try_lock().await?.is_none(), "the client is as it was");
+    let invalid = client.with_semaphore_options(SemaphoreOptions::new().ttl(ms(1)));
+    assert!(matches!(invalid.fair_semaphore("a", 1), Err(Error::InvalidArgument { argument: "ttl", .. })));
+    drop(held);
     Ok(())
 }
 

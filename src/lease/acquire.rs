@@ -49,6 +49,11 @@ impl StatedLimit {
         *self.0.lock()
     }
 
+    /// States a limit that the store has reported without its version, which the next answer says.
+    pub(crate) fn restate(&self, permits: u32) {
+        *self.0.lock() = Limit::stated(permits);
+    }
+
     /// A late answer about an earlier version changes nothing.
     pub(crate) fn follow(&self, limit: Limit) {
         let mut stated = self.0.lock();

@@ -10,7 +10,9 @@ use std::time::Duration;
 use futures::FutureExt;
 use futures::future::{join_all, select_all};
 use leasehold::backend::{BackendError, Kind, LeaseId};
-use leasehold::{Client, Error, Fence, Guard, LossReason, MAX_NAME_BYTES, MutexOptions, SemaphoreOptions};
+use leasehold::{
+    Client, Error, Fence, Guard, LossReason, MAX_NAME_BYTES, MutexOptions, OnOtherLimit, SemaphoreOptions,
+};
 use tokio::sync::Mutex;
 use tokio::task::{JoinHandle, JoinSet, yield_now};
 use tokio::time::{Instant, sleep, timeout};
@@ -738,6 +740,69 @@ async fn another_limit_than_the_one_in_force_is_refused_naming_both<S: Semaphore
     assert_differs(ten.acquire().await, (10, 5));
     guard.release().await.expect("held to the end");
     assert_eq!(granted(waiter).await.permits(), 5);
+}
+
+promise!(a_handle_follows_another_limit_or_sets_its_own_if_told_to: counting, fair);
+async fn a_handle_follows_another_limit_or_sets_its_own_if_told_to<S: Semaphore>(site: Site) {
+    let [one, two] = site.clients().await;
+    let old = S::of(&one, 2);
+    let new = |choice| S::with(&two, 3, SemaphoreOptions::new().on_other_limit(choice));
+    let held = taken(&old, 2).await;
+
+    let refused = new(OnOtherLimit::Refuse).acquire().await.map(drop).expect_err("another limit").to_string();
+    for part in [" 3", " 2", "`Follow`", "`Set`"] {
+        assert!(refused.contains(part), "{refused}");
+    }
+
+    let following = new(OnOtherLimit::Follow);
+    assert!(following.try_acquire().await.expect("answered").is_none());
+    assert_eq!(following.limit(), 2, "the one in force");
+    let error = following.acquire_many(3).await.map(drop).expect_err("more than there are");
+    assert!(matches!(error, Error::InvalidArgument { argument: "permits", .. }), "{error:?}");
+    let waiter = queued(&following, 1, 0).await;
+
+    let setting = new(OnOtherLimit::Set);
+    assert!(setting.try_acquire().await.expect("answered").is_none(), "the third permit is that waiter's");
+    let waited = granted(waiter).await;
+    assert_eq!((setting.limit(), old.inspect().await.expect("answered").limit), (3, Some(3)));
+    // What is in use goes on, and follows.
+    held.release().await.expect("held to the end");
+    waited.release().await.expect("held to the end");
+    taken(&old, 3).await.release().await.expect("held to the end");
+
+    // It has set its limit once. Afterwards, it is changed only by `resize`.
+    old.resize(1).await.expect("answered");
+    taken(&setting, 1).await.release().await.expect("held to the end");
+    assert_eq!((setting.limit(), old.limit()), (1, 1));
+}
+
+promise!(two_versions_of_a_service_with_different_limits_replace_each_other_under_load: counting, fair);
+async fn two_versions_of_a_service_with_different_limits_replace_each_other_under_load<S: Semaphore>(
+    site: Site,
+) {
+    let clients = site.clients::<4>().await;
+    for choice in [OnOtherLimit::Follow, OnOtherLimit::Set] {
+        let in_use = Arc::new(AtomicU64::new(0));
+        let instance = |client: &Client, limit| {
+            let semaphore = S::with(client, limit, SemaphoreOptions::new().on_other_limit(choice));
+            let in_use = Arc::clone(&in_use);
+            async move {
+                for _ in 0..20 {
+                    let guard = within(SOON, semaphore.acquire()).await.expect("no request fails");
+                    let beside = in_use.fetch_add(1, Ordering::SeqCst);
+                    assert!(beside < 6, "{beside}");
+                    yield_now().await;
+                    in_use.fetch_sub(1, Ordering::SeqCst);
+                    guard.release().await.expect("held to the end");
+                }
+            }
+        };
+        // Instances of the old version end while those of the new one begin.
+        let old = clients[..2].iter().flat_map(|client| [4; 4].map(|limit| instance(client, limit)));
+        let new = clients[2..].iter().flat_map(|client| [6; 4].map(|limit| instance(client, limit)));
+        let all: JoinSet<()> = old.chain(new).collect();
+        all.join_all().await;
+    }
 }
 
 promise!(limits_of_five_and_ten_on_one_name_never_admit_more_than_the_first_to_come: counting, fair);
