@@ -93,7 +93,7 @@ async fn measure(port: u16, nodes: &Nodes, pairs: usize) -> Result<Vec<Histogram
     let through_redis_rs =
         nodes.0.iter().map(|node| Ok(RedisBackend::builder(&node.url())?.through_redis_rs()));
     let through_redis_rs: Vec<_> = through_redis_rs.collect::<std::result::Result<_, leasehold::Error>>()?;
-    let through_redis_rs = RedlockBackend::builder(through_redis_rs).connect().await?;
+    let through_redis_rs = RedlockBackend::builder_from_nodes(through_redis_rs).connect().await?;
     let clients = [one, five, with_slow, Client::with_backend(Arc::new(through_redis_rs))];
     let locks = clients
         .iter()

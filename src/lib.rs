@@ -23,11 +23,10 @@
 //!
 //! | feature | default | |
 //! |---|---|---|
-//! | `redis` | yes | [`RedisBackend`], and [`RedlockBackend`] on several of them, through [fred](https://docs.rs/fred) |
-//! | `redis-rs` | no | the same through [redis-rs](https://docs.rs/redis), version 1: on its own instead of fred, or alongside it for `RedisBackend::from_redis_rs` and `RedisBuilder::through_redis_rs` |
+//! | `fred` | yes | [`RedisBackend`], and [`RedlockBackend`] on several of them, through [fred](https://docs.rs/fred), version 10 |
+//! | `redis-rs` | no | the same through [redis-rs](https://docs.rs/redis), version 1: on its own instead of fred, or alongside it for `RedisBackend::builder_from_redis_rs` and `RedisBuilder::through_redis_rs` |
 //! | `rustls` | no | TLS with [rustls](https://docs.rs/rustls), for the URLs that require it (such as `rediss://`, `etcds://`, or with `sslmode=require`), and `TlsOptions` |
 //! | `native-tls` | no | the same with the system's TLS library, except for MySQL; if both are on, rustls is used |
-//! | `fred` | no | `RedisBackend::builder_from_fred`, which takes a configuration of [fred](https://docs.rs/fred), version 10 |
 //! | `sqlite` | no | [`SqliteBackend`]: locks between the processes of one machine, in an SQLite file |
 //! | `etcd` | no | [`EtcdBackend`]: locks in an etcd cluster |
 //! | `mysql` | no | [`MysqlBackend`]: locks in a table of a MySQL or MariaDB database |
@@ -39,6 +38,7 @@
 //!
 //! Without any of these stores, only the memory store is available.
 
+#![cfg_attr(docsrs, feature(doc_cfg))]
 #![cfg_attr(test, allow(clippy::unwrap_used))]
 // The feature table links to backends that such a build does not have.
 #![cfg_attr(not(all(feature = "_redis", feature = "sqlite")), allow(rustdoc::broken_intra_doc_links))]

@@ -1,6 +1,6 @@
 //! The user of `docs/acl.md`: it has the rights that are needed, and no others. That they are enough is what the whole suite shows when
 //! it is run as this user.
-#![cfg(feature = "redis")]
+#![cfg(feature = "fred")]
 
 mod support;
 

@@ -83,7 +83,7 @@ async fn a_user_logs_in_and_may_use_its_prefix_only() {
     held.release().await.expect("held");
     granted(waiter).await.release().await.expect("held");
     assert!(!format!("{client:?} {:?}", client.state()).contains(PASSWORD), "{client:?}");
-    let builder = EtcdBackend::builder_from_url(&own).expect("a URL");
+    let builder = EtcdBackend::builder(&own).expect("a URL");
     assert!(!format!("{builder:?}").contains(PASSWORD), "{builder:?}");
 }
 
@@ -246,7 +246,7 @@ async fn a_killed_member_loses_no_lock_and_the_next_one_is_used() {
 // Messages that get lost
 
 async fn behind(wire: &Wire, reply_timeout: Duration) -> EtcdBackend {
-    let builder = EtcdBackend::builder_from_url(&wire.url()).expect("a URL").reply_timeout(reply_timeout);
+    let builder = EtcdBackend::builder(&wire.url()).expect("a URL").reply_timeout(reply_timeout);
     builder.connect().await.expect("the wire is whole")
 }
 

@@ -1,6 +1,6 @@
 //! What holds on every store that is a server, without one.
 #![cfg(all(
-    feature = "redis",
+    feature = "fred",
     feature = "postgres",
     feature = "mysql",
     feature = "etcd",

@@ -1,5 +1,5 @@
 //! Locks that clients of this crate share with clients of other libraries, which poll for them: `RedisBuilder::poll_interval`.
-#![cfg(feature = "redis")]
+#![cfg(feature = "fred")]
 
 #[path = "support/locks.rs"]
 mod locks;

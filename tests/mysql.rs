@@ -51,8 +51,7 @@ impl SqlServer for MysqlServer {
     }
 
     async fn store_with_one_connection(url: &str, reply_timeout: Duration) -> MysqlBackend {
-        let builder =
-            MysqlBackend::builder_from_url(url).expect("a URL").max_connections(2).push(MysqlPush::Off);
+        let builder = MysqlBackend::builder(url).expect("a URL").max_connections(2).push(MysqlPush::Off);
         builder.reply_timeout(reply_timeout).connect().await.expect("the server accepts clients")
     }
 
@@ -119,7 +118,7 @@ async fn login_and_database_errors_are_reported_without_the_password() {
     let error = refused(&format!("mysql://{USER}:{PASSWORD}@127.0.0.1:{port}/nothing")).await;
     assert_refused(&error, "Unknown database 'nothing'");
 
-    let builder = MysqlBackend::builder_from_url(&server.url()).expect("a URL");
+    let builder = MysqlBackend::builder(&server.url()).expect("a URL");
     assert!(!format!("{builder:?}").contains(PASSWORD), "{builder:?}");
     let backend = builder.connect().await.expect("it accepts clients");
     assert_eq!(backend.capabilities().store, server.address());

@@ -48,7 +48,7 @@ impl SqlServer for PostgresServer {
     }
 
     async fn store_with_one_connection(url: &str, reply_timeout: Duration) -> PostgresBackend {
-        let builder = PostgresBackend::builder_from_url(url).expect("a URL").max_connections(2);
+        let builder = PostgresBackend::builder(url).expect("a URL").max_connections(2);
         builder.reply_timeout(reply_timeout).connect().await.expect("the server accepts clients")
     }
 
@@ -95,7 +95,7 @@ async fn login_and_database_errors_are_reported_without_the_password() {
     let error = refused(&format!("postgres://{USER}:{PASSWORD}@127.0.0.1:{port}/nothing")).await;
     assert_refused(&error, "database \"nothing\" does not exist");
 
-    let builder = PostgresBackend::builder_from_url(&server.url()).expect("a URL");
+    let builder = PostgresBackend::builder(&server.url()).expect("a URL");
     assert!(!format!("{builder:?}").contains(PASSWORD), "{builder:?}");
     let backend = builder.connect().await.expect("it accepts clients");
     assert_eq!(backend.capabilities().store, server.address());
@@ -160,7 +160,7 @@ async fn connecting_waits_for_another_client_that_creates_the_tables() {
     let Some(server) = PostgresServer::start_or_skip("tables that are being created") else { return };
     let other = server.session("postgres").await;
     other.batch_execute("SELECT pg_advisory_lock(6841273905571203)").await.expect("nobody has it");
-    let builder = PostgresBackend::builder_from_url(&server.url()).expect("valid");
+    let builder = PostgresBackend::builder(&server.url()).expect("valid");
     let connecting = tokio::spawn(builder.connect_timeout(SECOND * 20).reply_timeout(SECOND * 20).connect());
     // For longer than a client waits for a row.
     let waiting = "SELECT COUNT(*) FROM pg_stat_activity WHERE wait_event = 'advisory' AND now() - query_start > '1500 ms'";

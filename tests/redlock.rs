@@ -661,10 +661,10 @@ async fn nodes_and_timeouts_are_checked() {
         Err(Error::InvalidArgument { argument, .. }) => argument,
         other => panic!("not refused: {other:?}"),
     };
-    assert_eq!(refused(RedlockBackend::builder([])).await, "nodes");
-    assert_eq!(refused(RedlockBackend::builder([node(1), node(1)])).await, "nodes");
-    assert_eq!(refused(RedlockBackend::builder((1..=32).map(node))).await, "nodes");
-    let builder = || RedlockBackend::builder([node(1)]);
+    assert_eq!(refused(RedlockBackend::builder_from_nodes([])).await, "nodes");
+    assert_eq!(refused(RedlockBackend::builder_from_nodes([node(1), node(1)])).await, "nodes");
+    assert_eq!(refused(RedlockBackend::builder_from_nodes((1..=32).map(node))).await, "nodes");
+    let builder = || RedlockBackend::builder_from_nodes([node(1)]);
     assert_eq!(refused(builder().node_timeout(Duration::ZERO)).await, "node timeout");
     assert_eq!(refused(builder().node_timeout(Duration::from_secs(61))).await, "node timeout");
 }

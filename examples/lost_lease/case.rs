@@ -264,7 +264,7 @@ async fn delete_from_table(_: &str, _: &str) -> Result<(), Failure> {
     Ok(()) // never called: this build connects to no such server
 }
 
-#[cfg(feature = "redis")]
+#[cfg(feature = "fred")]
 async fn delete(url: &str, key: &str) -> Result<(), Failure> {
     use fred::prelude::*;
 
@@ -274,7 +274,7 @@ async fn delete(url: &str, key: &str) -> Result<(), Failure> {
     Ok(server.quit().await?)
 }
 
-#[cfg(not(feature = "redis"))]
+#[cfg(not(feature = "fred"))]
 async fn delete(_: &str, _: &str) -> Result<(), Failure> {
     Ok(()) // never called: this build connects to no server
 }

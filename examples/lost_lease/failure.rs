@@ -10,7 +10,7 @@ pub(crate) enum Failure {
     Lock(#[from] leasehold::Error),
     #[error("a holder ended without reporting")]
     Silent,
-    #[cfg(feature = "redis")]
+    #[cfg(feature = "fred")]
     #[error("the key cannot be deleted: {0}")]
     Store(#[from] fred::error::Error),
     #[cfg(feature = "mysql")]

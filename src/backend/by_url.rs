@@ -49,20 +49,20 @@ pub(crate) async fn connect(url: &str) -> Result<Arc<dyn Backend>, Error> {
 pub(crate) fn connect_lazy(url: &str) -> Result<Arc<dyn Backend>, Error> {
     match Store::of(url)? {
         #[cfg(feature = "etcd")]
-        Store::Etcd => Ok(Arc::new(super::EtcdBackend::builder_from_url(url)?.connect_lazy()?)),
+        Store::Etcd => Ok(Arc::new(super::EtcdBackend::builder(url)?.connect_lazy()?)),
         Store::Memory => Ok(Arc::new(in_memory(url))),
         #[cfg(feature = "mysql")]
-        Store::Mysql => Ok(Arc::new(super::MysqlBackend::builder_from_url(url)?.connect_lazy()?)),
+        Store::Mysql => Ok(Arc::new(super::MysqlBackend::builder(url)?.connect_lazy()?)),
         #[cfg(feature = "postgres")]
-        Store::Postgres => Ok(Arc::new(super::PostgresBackend::builder_from_url(url)?.connect_lazy()?)),
+        Store::Postgres => Ok(Arc::new(super::PostgresBackend::builder(url)?.connect_lazy()?)),
         #[cfg(feature = "_redis")]
         Store::Redis => Ok(Arc::new(super::RedisBackend::builder(url)?.connect_lazy()?)),
         #[cfg(feature = "_redis")]
-        Store::Redlock => Ok(Arc::new(super::RedlockBackend::builder_from_url(url)?.connect_lazy()?)),
+        Store::Redlock => Ok(Arc::new(super::RedlockBackend::builder(url)?.connect_lazy()?)),
         #[cfg(feature = "sqlite")]
-        Store::Sqlite => Ok(Arc::new(super::SqliteBackend::builder_from_url(url)?.connect_lazy()?)),
+        Store::Sqlite => Ok(Arc::new(super::SqliteBackend::builder(url)?.connect_lazy()?)),
         #[cfg(feature = "zookeeper")]
-        Store::Zookeeper => Ok(Arc::new(super::ZookeeperBackend::builder_from_url(url)?.connect_lazy()?)),
+        Store::Zookeeper => Ok(Arc::new(super::ZookeeperBackend::builder(url)?.connect_lazy()?)),
         #[allow(unreachable_patterns, reason = "a build with all features lacks none")]
         lacking => Err(lacking.is_lacking(url)),
     }
@@ -136,7 +136,7 @@ impl Store {
             Self::Memory => "",
             Self::Mysql => "mysql",
             Self::Postgres => "postgres",
-            Self::Redis | Self::Redlock => "redis",
+            Self::Redis | Self::Redlock => "fred",
             Self::Sqlite => "sqlite",
             Self::Zookeeper => "zookeeper",
         }
@@ -195,6 +195,6 @@ mod tests {
     #[test]
     fn a_store_that_this_build_lacks_is_named_with_its_feature() {
         let error = Store::Redlock.is_lacking("redlock://u:hunter2@h");
-        assert_eq!(error.to_string(), "not supported by redlock: this build lacks the feature `redis`");
+        assert_eq!(error.to_string(), "not supported by redlock: this build lacks the feature `fred`");
     }
 }

@@ -242,7 +242,7 @@ async fn in_memory() {
     assert_fork_is_harmless("memory:").await;
 }
 
-#[cfg(any(feature = "redis", feature = "redis-rs"))]
+#[cfg(any(feature = "fred", feature = "redis-rs"))]
 #[tokio::test]
 async fn on_redis() {
     let Some(server) = support::RedisServer::start_or_skip("a fork with Redis") else { return };

@@ -30,7 +30,7 @@ mod stores;
     feature = "etcd",
     feature = "mysql",
     feature = "postgres",
-    feature = "redis",
+    feature = "fred",
     feature = "zookeeper"
 ))]
 #[path = "../support/mod.rs"]
@@ -160,7 +160,7 @@ mod on_memory {
     feature = "etcd",
     feature = "mysql",
     feature = "postgres",
-    feature = "redis",
+    feature = "fred",
     feature = "sqlite",
     feature = "zookeeper"
 ))]
@@ -213,7 +213,7 @@ agrees_with_the_model!(on_etcd, stores::Etcd::start_or_skip, agree_without_time)
 agrees_with_the_model!(on_mysql, stores::Mysql::start_or_skip, agree);
 #[cfg(feature = "postgres")]
 agrees_with_the_model!(on_postgres, stores::Postgres::start_or_skip, agree);
-#[cfg(feature = "redis")]
+#[cfg(feature = "fred")]
 agrees_with_the_model!(on_redis, stores::Redis::start_or_skip, agree);
 #[cfg(feature = "sqlite")]
 agrees_with_the_model!(on_sqlite, stores::Sqlite::start_or_skip, agree);
@@ -224,7 +224,7 @@ agrees_with_the_model!(on_zookeeper, stores::Zookeeper::start_or_skip, agree_on_
 #[cfg(any(
     feature = "mysql",
     feature = "postgres",
-    feature = "redis",
+    feature = "fred",
     feature = "sqlite",
     feature = "zookeeper"
 ))]
@@ -246,7 +246,7 @@ mod found {
         agree_on_one::<M, _>(stores::Zookeeper::start_or_skip, steps);
         #[cfg(feature = "sqlite")]
         agree_on_one::<M, _>(stores::Sqlite::start_or_skip, steps);
-        #[cfg(feature = "redis")]
+        #[cfg(feature = "fred")]
         agree_on_one::<M, _>(stores::Redis::start_or_skip, steps);
     }
 

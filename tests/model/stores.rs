@@ -50,7 +50,7 @@ pub(crate) trait Store {
     feature = "etcd",
     feature = "mysql",
     feature = "postgres",
-    feature = "redis",
+    feature = "fred",
     feature = "zookeeper"
 ))]
 const SLOW: Duration = Duration::from_secs(30);
@@ -101,7 +101,7 @@ impl Store for Memory {
 
 #[cfg(feature = "etcd")]
 pub(crate) use etcd::Etcd;
-#[cfg(feature = "redis")]
+#[cfg(feature = "fred")]
 pub(crate) use redis::Redis;
 #[cfg(feature = "sqlite")]
 pub(crate) use sqlite::Sqlite;
@@ -136,8 +136,7 @@ mod etcd {
 
     impl Store for Etcd {
         fn connect(&mut self) -> Client {
-            let builder =
-                EtcdBackend::builder_from_url(&self.server.url()).expect("a server's URL can be read");
+            let builder = EtcdBackend::builder(&self.server.url()).expect("a server's URL can be read");
             let builder = builder.connect_timeout(SLOW).reply_timeout(SLOW);
             Arc::new(self.runtime.block_on(builder.connect()).expect("the server accepts clients"))
         }
@@ -186,8 +185,7 @@ mod mysql {
 
     impl Store for Mysql {
         fn connect(&mut self) -> Client {
-            let builder =
-                MysqlBackend::builder_from_url(&self.server.url()).expect("a server's URL can be read");
+            let builder = MysqlBackend::builder(&self.server.url()).expect("a server's URL can be read");
             let builder = builder.connect_timeout(SLOW).reply_timeout(SLOW);
             Arc::new(self.runtime.block_on(builder.connect()).expect("the server accepts clients"))
         }
@@ -238,8 +236,7 @@ mod postgres {
 
     impl Store for Postgres {
         fn connect(&mut self) -> Client {
-            let builder =
-                PostgresBackend::builder_from_url(&self.server.url()).expect("a server's URL can be read");
+            let builder = PostgresBackend::builder(&self.server.url()).expect("a server's URL can be read");
             let builder = builder.connect_timeout(SLOW).reply_timeout(SLOW);
             Arc::new(self.runtime.block_on(builder.connect()).expect("the server accepts clients"))
         }
@@ -290,8 +287,7 @@ mod zookeeper {
 
     impl Store for Zookeeper {
         fn connect(&mut self) -> Client {
-            let builder =
-                ZookeeperBackend::builder_from_url(&self.server.url()).expect("a server's URL can be read");
+            let builder = ZookeeperBackend::builder(&self.server.url()).expect("a server's URL can be read");
             let builder = builder.connect_timeout(SLOW).reply_timeout(SLOW).session_timeout(SLOW * 20);
             // Its clock is not to be extrapolated.
             let builder = builder.clock_lifetime(Duration::ZERO);
@@ -343,7 +339,7 @@ mod sqlite {
         fn connect(&mut self) -> Client {
             let ahead = Arc::clone(&self.ahead);
             let clock = move || SystemTime::now() + Duration::from_millis(ahead.load(Ordering::SeqCst));
-            let builder = SqliteBackend::builder(self.file.path()).clock(Arc::new(clock));
+            let builder = SqliteBackend::builder_from_path(self.file.path()).clock(Arc::new(clock));
             Arc::new(self.runtime.block_on(builder.connect()).expect("the file can be used"))
         }
 
@@ -362,7 +358,7 @@ mod sqlite {
     }
 }
 
-#[cfg(feature = "redis")]
+#[cfg(feature = "fred")]
 mod redis {
     use leasehold::RedisBackend;
 

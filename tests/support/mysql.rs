@@ -150,7 +150,7 @@ impl MysqlServer {
 
     /// It may take its time to connect: the machine may be busy.
     pub(crate) async fn backend(&self) -> MysqlBackend {
-        let builder = MysqlBackend::builder_from_url(&self.url()).expect("a URL");
+        let builder = MysqlBackend::builder(&self.url()).expect("a URL");
         builder.connect_timeout(START).connect().await.expect("the server accepts clients")
     }
 

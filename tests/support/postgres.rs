@@ -121,7 +121,7 @@ impl PostgresServer {
 
     /// It may take its time to connect: the machine may be busy.
     pub(crate) async fn backend(&self) -> PostgresBackend {
-        let builder = PostgresBackend::builder_from_url(&self.url()).expect("a URL");
+        let builder = PostgresBackend::builder(&self.url()).expect("a URL");
         builder.connect_timeout(START).connect().await.expect("the server accepts clients")
     }
 

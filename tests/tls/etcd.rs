@@ -14,7 +14,7 @@ fn url(server: &EtcdServer) -> String {
 }
 
 async fn connect(url: &str, authority: &Authority) -> Result<EtcdBackend, Error> {
-    EtcdBackend::builder_from_url(url)?.tls(authority.trusted()).connect().await
+    EtcdBackend::builder(url)?.tls(authority.trusted()).connect().await
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

@@ -46,7 +46,11 @@ async fn the_server_and_the_login_of_a_client_of_fred() -> Result<(), Error> {
 async fn the_server_and_the_login_of_a_client_of_redis_rs() -> Result<(), Error> {
     let Some((server, url)) = with_login("a client of redis-rs") else { return Ok(()) };
     let existing = redis::Client::open(url).expect("a URL");
-    locks_as_that_user_in_its_database(RedisBackend::from_redis_rs(&existing).await?, &server).await
+    locks_as_that_user_in_its_database(
+        RedisBackend::builder_from_redis_rs(&existing)?.connect().await?,
+        &server,
+    )
+    .await
 }
 
 #[cfg(all(feature = "redis-rs", any(feature = "rustls", feature = "native-tls")))]

@@ -17,7 +17,7 @@ fn url(server: &MysqlServer) -> String {
 }
 
 async fn connect(url: &str, authority: &Authority) -> Result<MysqlBackend, Error> {
-    MysqlBackend::builder_from_url(url)?.tls(authority.trusted()).connect().await
+    MysqlBackend::builder(url)?.tls(authority.trusted()).connect().await
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

@@ -18,7 +18,7 @@ fn url(server: &PostgresServer) -> String {
 }
 
 async fn connect(url: &str, authority: &Authority) -> Result<PostgresBackend, Error> {
-    PostgresBackend::builder_from_url(url)?.tls(authority.trusted()).connect().await
+    PostgresBackend::builder(url)?.tls(authority.trusted()).connect().await
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

@@ -259,7 +259,8 @@ async fn a_redlock_over_tls() -> Result<(), Error> {
         .iter()
         .map(|node| Ok::<_, Error>(RedisBackend::builder(&url(node))?.tls(authority.trusted())))
         .collect();
-    let client = Client::with_backend(Arc::new(RedlockBackend::builder(builders?).connect().await?));
+    let client =
+        Client::with_backend(Arc::new(RedlockBackend::builder_from_nodes(builders?).connect().await?));
     let guard = client.mutex("a")?.lock().await?;
     assert!(nodes.iter().filter(|node| node.raw().get("lock:a").is_some()).count() >= 2);
     guard.release().await?;

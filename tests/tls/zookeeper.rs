@@ -16,7 +16,7 @@ fn url(port: u16) -> String {
 }
 
 async fn connect(url: &str, authority: &Authority) -> Result<ZookeeperBackend, Error> {
-    ZookeeperBackend::builder_from_url(url)?.tls(authority.trusted()).connect().await
+    ZookeeperBackend::builder(url)?.tls(authority.trusted()).connect().await
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

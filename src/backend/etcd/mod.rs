@@ -97,11 +97,11 @@ impl LedgerBackend<EtcdStore> {
     ///
     /// Dropping the future closes whatever was opened.
     pub async fn connect(url: &str) -> Result<Self, Error> {
-        Self::builder_from_url(url)?.connect().await
+        Self::builder(url)?.connect().await
     }
 
     /// A builder for the cluster with these members, each `host:port`. One is enough, but if it fails, the client knows no other.
-    pub fn builder(endpoints: impl IntoIterator<Item = impl Into<String>>) -> EtcdBuilder {
+    pub fn builder_from_endpoints(endpoints: impl IntoIterator<Item = impl Into<String>>) -> EtcdBuilder {
         EtcdBuilder::new(endpoints.into_iter().map(Into::into).collect())
     }
 
@@ -110,7 +110,7 @@ impl LedgerBackend<EtcdStore> {
     /// # Errors
     ///
     /// [`Error::InvalidArgument`] if it cannot be parsed.
-    pub fn builder_from_url(url: &str) -> Result<EtcdBuilder, Error> {
+    pub fn builder(url: &str) -> Result<EtcdBuilder, Error> {
         EtcdBuilder::from_url(url)
     }
 }

@@ -94,11 +94,11 @@ impl LedgerBackend<MysqlStore> {
     ///
     /// Dropping the future closes whatever was opened.
     pub async fn connect(url: &str) -> Result<Self, Error> {
-        Self::builder_from_url(url)?.connect().await
+        Self::builder(url)?.connect().await
     }
 
     /// A builder for the server in a configuration. `prefer_socket` and `client_found_rows` are turned off, and pool settings are ignored.
-    pub fn builder(opts: impl Into<mysql_async::Opts>) -> MysqlBuilder {
+    pub fn builder_from_opts(opts: impl Into<mysql_async::Opts>) -> MysqlBuilder {
         MysqlBuilder::new(opts.into())
     }
 
@@ -121,7 +121,7 @@ impl LedgerBackend<MysqlStore> {
     /// # Errors
     ///
     /// [`Error::InvalidArgument`] if it cannot be parsed.
-    pub fn builder_from_url(url: &str) -> Result<MysqlBuilder, Error> {
+    pub fn builder(url: &str) -> Result<MysqlBuilder, Error> {
         url::parse(url)
     }
 }

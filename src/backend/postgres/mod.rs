@@ -93,11 +93,11 @@ impl LedgerBackend<PostgresStore> {
     ///
     /// Dropping the future closes whatever was opened.
     pub async fn connect(url: &str) -> Result<Self, Error> {
-        Self::builder_from_url(url)?.connect().await
+        Self::builder(url)?.connect().await
     }
 
     /// A builder for the server that a configuration names.
-    pub fn builder(config: tokio_postgres::Config) -> PostgresBuilder {
+    pub fn builder_from_config(config: tokio_postgres::Config) -> PostgresBuilder {
         PostgresBuilder::new(config)
     }
 
@@ -106,7 +106,7 @@ impl LedgerBackend<PostgresStore> {
     /// # Errors
     ///
     /// [`Error::InvalidArgument`] if it cannot be parsed.
-    pub fn builder_from_url(url: &str) -> Result<PostgresBuilder, Error> {
+    pub fn builder(url: &str) -> Result<PostgresBuilder, Error> {
         url::parse(url)
     }
 }

@@ -50,7 +50,6 @@ const MAX_QUEUED_COMMANDS: usize = 65_536;
 const MESSAGE_BUFFER: usize = 4096;
 
 /// The target of a fred configuration, in which the credentials stay.
-#[cfg_attr(not(feature = "fred"), allow(dead_code))]
 pub(super) fn target(config: &Config) -> Target {
     let tcp = |server: &FredServer| Server::Tcp { host: server.host.to_string(), port: server.port };
     let topology = match &config.server {

@@ -129,7 +129,30 @@ fn hash_tag(key: &str) -> Option<&str> {
 /// The cluster slot of a key.
 pub(super) fn slot(key: &[u8]) -> u16 {
     let tag = str::from_utf8(key).ok().and_then(hash_tag).map_or(key, str::as_bytes);
-    crc16::State::<crc16::XMODEM>::calculate(tag) % SLOTS
+    crc16(tag) % SLOTS
+}
+
+/// The checksum of Redis Cluster: CRC-16 with the polynomial of XMODEM, high bit first, beginning with 0.
+fn crc16(bytes: &[u8]) -> u16 {
+    const POLYNOMIAL: u16 = 0x1021;
+    const OF_ONE_BYTE: [u16; 256] = {
+        let mut table = [0; 256];
+        let mut byte = 0;
+        while byte < 256 {
+            let (mut checksum, mut bit) = ((byte as u16) << 8, 0);
+            while bit < 8 {
+                checksum = (checksum << 1) ^ if checksum & 0x8000 == 0 { 0 } else { POLYNOMIAL };
+                bit += 1;
+            }
+            table[byte] = checksum;
+            byte += 1;
+        }
+        table
+    };
+    bytes.iter().fold(0, |checksum, byte| {
+        let [high, _] = (checksum ^ (u16::from(*byte) << 8)).to_be_bytes();
+        (checksum << 8) ^ OF_ONE_BYTE[usize::from(high)]
+    })
 }
 
 /// The smallest number whose digits hash to the slot of `key`.
@@ -204,6 +227,12 @@ mod tests {
         let names = ["lock:a", "", "lock:{t}b", "lock:é"];
         let first = |key: &str| Bytes::from(text("", key).swap_remove(0));
         assert_eq!(locks(names.into_iter()), names.map(first));
+    }
+
+    #[test]
+    fn the_checksum_is_that_of_the_specification() {
+        assert_eq!(crc16(b"123456789"), 0x31C3);
+        assert_eq!(crc16(b""), 0);
     }
 
     #[test]

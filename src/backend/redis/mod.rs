@@ -41,7 +41,7 @@ mod check;
 mod cluster;
 mod connection;
 mod credentials;
-#[cfg(feature = "redis")]
+#[cfg(feature = "fred")]
 mod fred;
 mod keys;
 mod link;
@@ -77,7 +77,7 @@ use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
-#[cfg(feature = "redis")]
+#[cfg(feature = "fred")]
 use ::fred::types::config::Config;
 use futures::future::{BoxFuture, join_all};
 use futures::stream::BoxStream;
@@ -175,7 +175,7 @@ pub struct RedisBuilder {
 #[derive(Clone)]
 enum Library {
     /// fred, with its configuration beyond the target.
-    #[cfg(feature = "redis")]
+    #[cfg(feature = "fred")]
     Fred(Box<Config>),
     #[cfg(feature = "redis-rs")]
     RedisRs,
@@ -183,9 +183,9 @@ enum Library {
 
 impl Default for Library {
     fn default() -> Self {
-        #[cfg(feature = "redis")]
+        #[cfg(feature = "fred")]
         return Self::Fred(Box::default());
-        #[cfg(not(feature = "redis"))]
+        #[cfg(not(feature = "fred"))]
         return Self::RedisRs;
     }
 }
@@ -198,7 +198,7 @@ impl Library {
         timeouts: Timeouts,
     ) -> Result<Arc<dyn LinkLibrary>, Error> {
         match self {
-            #[cfg(feature = "redis")]
+            #[cfg(feature = "fred")]
             Self::Fred(config) => {
                 // A configuration that has TLS settings keeps them unless there are others.
                 let tls = if tls.is_none() && config.uses_tls() { None } else { tls::of(target, tls)? };
@@ -524,21 +524,6 @@ impl RedisBackend {
     #[cfg(feature = "redis-rs")]
     pub fn builder_from_redis_rs(client: &::redis::Client) -> Result<RedisBuilder, Error> {
         Ok(Self::with_target(redis_rs::target(client)?, Library::RedisRs))
-    }
-
-    /// Connects through redis-rs to the server of a client: see [`builder_from_redis_rs`](Self::builder_from_redis_rs). The connections
-    /// are this backend's own; the client is not used.
-    ///
-    /// # Errors
-    ///
-    /// As for [`builder_from_redis_rs`](Self::builder_from_redis_rs) and [`RedisBuilder::connect`].
-    ///
-    /// # Cancel safety
-    ///
-    /// Dropping the future closes what was opened.
-    #[cfg(feature = "redis-rs")]
-    pub async fn from_redis_rs(client: &::redis::Client) -> Result<Self, Error> {
-        Self::builder_from_redis_rs(client)?.connect().await
     }
 
     const fn with_target(target: Target, library: Library) -> RedisBuilder {

@@ -200,11 +200,11 @@ impl RedlockBackend {
     ///
     /// Dropping the future closes what was opened.
     pub async fn connect(url: &str) -> Result<Self, Error> {
-        Self::builder_from_url(url)?.connect().await
+        Self::builder(url)?.connect().await
     }
 
     /// Settings for a connection to these servers. Each of them is independent of the others: no replicas, no cluster.
-    pub fn builder(nodes: impl IntoIterator<Item = RedisBuilder>) -> RedlockBuilder {
+    pub fn builder_from_nodes(nodes: impl IntoIterator<Item = RedisBuilder>) -> RedlockBuilder {
         RedlockBuilder::new(nodes.into_iter().collect())
     }
 
@@ -215,7 +215,7 @@ impl RedlockBackend {
     ///
     /// * [`Error::InvalidArgument`] if the URL cannot be parsed.
     /// * [`Error::Unsupported`] if this build does not support its scheme.
-    pub fn builder_from_url(url: &str) -> Result<RedlockBuilder, Error> {
+    pub fn builder(url: &str) -> Result<RedlockBuilder, Error> {
         url::parse(url)
     }
 

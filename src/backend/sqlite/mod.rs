@@ -10,7 +10,7 @@
 //! let client = Client::connect("sqlite:/var/lib/app/locks.db").await?;
 //!
 //! // The same with settings, which can also be in the URL:
-//! let builder = SqliteBackend::builder("/var/lib/app/locks.db").synchronous(Synchronous::Full);
+//! let builder = SqliteBackend::builder_from_path("/var/lib/app/locks.db").synchronous(Synchronous::Full);
 //! let client = Client::with_backend(Arc::new(builder.connect().await?));
 //! # drop(client);
 //! # Ok(()) }
@@ -98,11 +98,11 @@ impl LedgerBackend<SqliteStore> {
     ///
     /// Dropping the future closes the file.
     pub async fn connect(url: &str) -> Result<Self, Error> {
-        Self::builder_from_url(url)?.connect().await
+        Self::builder(url)?.connect().await
     }
 
     /// A builder for the file at this path. A relative path is resolved against the current working directory.
-    pub fn builder(path: impl Into<std::path::PathBuf>) -> SqliteBuilder {
+    pub fn builder_from_path(path: impl Into<std::path::PathBuf>) -> SqliteBuilder {
         SqliteBuilder::new(path.into())
     }
 
@@ -111,7 +111,7 @@ impl LedgerBackend<SqliteStore> {
     /// # Errors
     ///
     /// [`Error::InvalidArgument`] if it cannot be parsed.
-    pub fn builder_from_url(url: &str) -> Result<SqliteBuilder, Error> {
+    pub fn builder(url: &str) -> Result<SqliteBuilder, Error> {
         url::parse(url)
     }
 }

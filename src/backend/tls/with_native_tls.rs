@@ -55,7 +55,7 @@ impl Tls {
         builder.build().map(Self).map_err(|error| invalid(format!("{what}{error}")))
     }
 
-    #[cfg(feature = "redis")]
+    #[cfg(feature = "fred")]
     pub(in crate::backend) fn add_to(&self, config: &mut ::fred::types::config::Config) {
         let connector = self.0.clone();
         config.tls = Some(::fred::types::config::TlsConnector::from(connector).into());

@@ -45,7 +45,7 @@ impl Tls {
         Ok(tls)
     }
 
-    #[cfg(feature = "redis")]
+    #[cfg(feature = "fred")]
     pub(in crate::backend) fn add_to(&self, config: &mut ::fred::types::config::Config) {
         let connector = tokio_rustls::TlsConnector::from(Arc::clone(&self.0));
         config.tls = Some(::fred::types::config::TlsConnector::from(connector).into());

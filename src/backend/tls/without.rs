@@ -27,7 +27,7 @@ impl Tls {
         Self::new(options, store)
     }
 
-    #[cfg(feature = "redis")]
+    #[cfg(feature = "fred")]
     pub(in crate::backend) const fn add_to(&self, _: &mut ::fred::types::config::Config) {
         match self.0 {}
     }

@@ -108,11 +108,11 @@ impl LedgerBackend<ZookeeperStore> {
     ///
     /// Dropping the future closes whatever was opened.
     pub async fn connect(url: &str) -> Result<Self, Error> {
-        Self::builder_from_url(url)?.connect().await
+        Self::builder(url)?.connect().await
     }
 
     /// A builder for servers, each as `host` or `host:port`. The default port is 2181.
-    pub fn builder<S: Into<String>>(servers: impl IntoIterator<Item = S>) -> ZookeeperBuilder {
+    pub fn builder_from_servers<S: Into<String>>(servers: impl IntoIterator<Item = S>) -> ZookeeperBuilder {
         ZookeeperBuilder::new(servers.into_iter().map(Into::into).collect())
     }
 
@@ -121,7 +121,7 @@ impl LedgerBackend<ZookeeperStore> {
     /// # Errors
     ///
     /// [`Error::InvalidArgument`] if it cannot be parsed.
-    pub fn builder_from_url(url: &str) -> Result<ZookeeperBuilder, Error> {
+    pub fn builder(url: &str) -> Result<ZookeeperBuilder, Error> {
         url::parse(url)
     }
 }
