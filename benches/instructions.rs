@@ -129,6 +129,9 @@ fn callgrind(file: &Path) -> Command {
 /// The total in callgrind's file when the program has ended.
 fn finished(program: &mut Child, file: &Path) -> Result<u64> {
     let status = program.wait()?;
+    if !status.success() {
+        return Err(format!("the counted program has failed: {status}").into());
+    }
     let text = fs::read_to_string(file)?;
     let total =
         text.lines().find_map(|line| line.strip_prefix("summary: ").or(line.strip_prefix("totals: ")));
