@@ -9,6 +9,9 @@ use parking_lot::Mutex;
 use crate::backend::{Capabilities, Kind, MAX_TTL, MIN_TTL};
 use crate::error::Error;
 
+/// The prefix of the keys of mutexes and reentrant locks, unless another one is set.
+pub(crate) const DEFAULT_LOCK_PREFIX: &str = "lock:";
+
 /// The shortest maximum hold time: below it, a grant could be over before it is handed out.
 const MIN_HOLD: Duration = Duration::from_millis(10);
 
@@ -109,7 +112,7 @@ impl MutexOptions {
     }
 
     pub(crate) fn key_prefix(&self) -> &str {
-        self.hold.prefix.as_deref().unwrap_or("lock:")
+        self.hold.prefix.as_deref().unwrap_or(DEFAULT_LOCK_PREFIX)
     }
 
     pub(crate) fn validate(&self) -> Result<Settings, Error> {

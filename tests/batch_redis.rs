@@ -101,6 +101,8 @@ async fn two_hundred_thousand_locks_that_were_released_leave_one_fence_and_no_me
     let before = used_memory(&mut raw);
     lock_and_release(2_000..202_000).await;
     assert_eq!(raw.keys("*"), [locks::FENCE]);
+    let fence: u64 = raw.get(locks::FENCE).expect("a token").parse().expect("a number");
+    assert!(fence <= raw.now_us(), "however many grants, tokens stay behind the clock");
     // The buffers of connections shrink when they are idle.
     eventually(SOON * 4, || ready(used_memory(&mut raw) <= before + before / 100)).await;
 }

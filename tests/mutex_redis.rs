@@ -592,6 +592,29 @@ async fn tokens_grow_when_the_store_forgets_while_the_lock_is_idle() {
     assert!(Some(mutex.lock().await.expect("free").token()) > newest);
 }
 
+/// As after a failover to a replica that had not received the last writes: a counter would issue the same tokens again.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn tokens_grow_when_the_store_forgets_the_last_grants_only() {
+    let Some(server) = RedisServer::start_or_skip("tokens") else { return };
+    let (client, mut raw) = (connect(&server).await, server.raw());
+    let mutex = mutex_of(&client);
+    let mut newest = None;
+    let mut replica = None;
+    for grants in [1, 5, 20, 80] {
+        for _ in 0..grants {
+            let guard = mutex.lock().await.expect("free");
+            assert!(Some(guard.token()) > newest, "{:?} after {newest:?}", guard.token());
+            assert!(guard.token().get() <= raw.now_us(), "ahead of the clock");
+            newest = Some(guard.token());
+            guard.release().await.expect("held to the end");
+        }
+        let fence = raw.get(FENCE).expect("a token");
+        if let Some(older) = replica.replace(fence) {
+            raw.send(&["SET", FENCE, &older, "KEEPTTL"]);
+        }
+    }
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn tokens_grow_when_the_store_forgets_while_the_lock_is_held_and_waited_for() {
     let Some(server) = RedisServer::start_or_skip("tokens") else { return };

@@ -217,23 +217,16 @@ fn replace_by_list(raw: &mut Raw, key: &str) {
     raw.send(&["EXEC"]);
 }
 
-/// What a call for an owner asks for: its keys, and this many arguments.
-fn calls(request: &Request, args: usize) -> bool {
-    request.script_call().is_some_and(|call| {
-        call.0.len() == 3 && call.1.len() == args && call.0.first().is_some_and(|key| key == KEY)
-    })
-}
-
 fn asks_for_owner(request: &Request) -> bool {
-    calls(request, 5)
+    is_of_lease(request, 5)
 }
 
 fn renews_for_owner(request: &Request) -> bool {
-    calls(request, 2)
+    is_of_lease(request, 2)
 }
 
 fn releases_for_owner(request: &Request) -> bool {
-    calls(request, 1)
+    is_of_lease(request, 1)
 }
 
 // Coming in again within a client

@@ -86,11 +86,11 @@ pub(crate) fn assert_unavailable<T: Debug>(outcome: &Result<T, Error>) {
 
 pub(crate) fn asks(request: &Request) -> bool {
     // What is usual may be left out at the end.
-    is_call(request, 3, 2) || is_call(request, 3, 4)
+    is_of_lease(request, 2) || is_of_lease(request, 4)
 }
 
 pub(crate) fn releases(request: &Request) -> bool {
-    is_call(request, 3, 1)
+    is_of_lease(request, 1)
 }
 
 pub(crate) fn releases_by_force(request: &Request) -> bool {
@@ -99,6 +99,13 @@ pub(crate) fn releases_by_force(request: &Request) -> bool {
 
 pub(crate) fn renews(request: &Request) -> bool {
     is_call(request, 1, 2)
+}
+
+/// Whether a call names only the lock, and is for one lease: the arguments begin with its id. That of a renewal for many begins with
+/// the TTL.
+pub(crate) fn is_of_lease(request: &Request, args: usize) -> bool {
+    let begins = || request.script_call().is_some_and(|call| call.1[0].contains('-'));
+    is_call(request, 1, args) && begins()
 }
 
 fn is_call(request: &Request, keys: usize, args: usize) -> bool {

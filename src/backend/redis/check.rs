@@ -8,8 +8,8 @@ use super::value::Value;
 use crate::backend::{Finding, Severity};
 
 /// The commands that the scripts use.
-const COMMANDS: &str = "DEL EXISTS GET SET APPEND PEXPIRE PEXPIREAT PTTL TIME PUBLISH HDEL HEXISTS HGET HGETALL HKEYS HLEN HMGET HSET \
-     HSETNX ZADD ZCARD ZCOUNT ZRANDMEMBER ZRANGE ZRANGEBYSCORE ZRANK ZREM ZREMRANGEBYSCORE ZREVRANGE ZSCORE PUBSUB";
+const COMMANDS: &str = "DEL EXISTS GET SET PSETEX APPEND PEXPIRE PEXPIREAT PTTL TIME PUBLISH HDEL HEXISTS HGET HGETALL HKEYS HLEN HMGET \
+     HSET HSETNX ZADD ZCARD ZCOUNT ZRANDMEMBER ZRANGE ZRANGEBYSCORE ZRANK ZREM ZREMRANGEBYSCORE ZREVRANGE ZSCORE PUBSUB";
 
 /// Calls each command of a list on keys that are deleted afterwards, and returns those that this user may not run, or that the server
 /// does not have.
@@ -17,8 +17,8 @@ const COMMANDS: &str = "DEL EXISTS GET SET APPEND PEXPIRE PEXPIREAT PTTL TIME PU
 /// "no permissions to run the 'x' command" from version 7, "can't run this command" before.
 const TRY_COMMANDS: &str = "local denied, key = {}, KEYS[1]
 local args = {
-  DEL = {key}, EXISTS = {key}, GET = {key}, SET = {key, '', 'XX'}, APPEND = {key .. '1', ''}, PEXPIRE = {key, 1}, PEXPIREAT = {key, 1},
-  PTTL = {key}, TIME = {}, PUBLISH = {ARGV[2], 'probe'}, HDEL = {key, 'a'}, HEXISTS = {key, 'a'}, HGET = {key, 'a'}, HGETALL = {key},
+  DEL = {key}, EXISTS = {key}, GET = {key}, SET = {key, '', 'XX'}, PSETEX = {key .. '1', 1, ''}, APPEND = {key .. '1', ''},
+  PEXPIRE = {key, 1}, PEXPIREAT = {key, 1}, PTTL = {key}, TIME = {}, PUBLISH = {ARGV[2], 'probe'}, HDEL = {key, 'a'}, HEXISTS = {key, 'a'}, HGET = {key, 'a'}, HGETALL = {key},
   HKEYS = {key}, HLEN = {key}, HMGET = {key, 'a'}, HSET = {key .. '2', 'a', ''}, HSETNX = {key .. '2', 'a', ''},
   ZADD = {key, 'XX', 1, 'a'}, ZCARD = {key}, ZCOUNT = {key, 0, 1}, ZRANDMEMBER = {key}, ZRANGE = {key, 0, 1},
   ZRANGEBYSCORE = {key, 0, 1}, ZRANK = {key, 'a'}, ZREM = {key, 'a'}, ZREMRANGEBYSCORE = {key, 0, 1}, ZREVRANGE = {key, 0, 1},

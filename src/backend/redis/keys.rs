@@ -38,25 +38,43 @@ use uuid::Uuid;
 
 use super::protocol::CHANNEL_PREFIX;
 use crate::backend::Resource;
+use crate::options::DEFAULT_LOCK_PREFIX;
 
 /// How many slots a cluster has.
 pub(super) const SLOTS: u16 = 16_384;
 
-/// The keys with which a script is called: the lock or semaphore, its queue, and the fence of its prefix. Each key
-/// costs as much as a command, so the scripts derive the names of the other keys from that of the queue; in the `slot`
-/// of a cluster, where a node must know them all, they come after these. One allocation for all of them.
+/// The keys with which a script is called: the lock or semaphore, the fence of its prefix, and its queue, from whose name the scripts
+/// derive the others; in the `slot` of a cluster, where a node must know them all, they come after these.
 pub(super) fn of(resource: &Resource, slot: Option<u16>) -> Vec<Bytes> {
+    let others: &[_] = if slot.is_some() { &OTHERS } else { &OTHERS[..1] };
+    named(resource, Some(slot), others)
+}
+
+/// Those of these keys that a script cannot derive from the first one, on a single server: each one costs the server a third of a
+/// command (`lib/keys.lua`).
+pub(super) fn underivable(resource: &Resource) -> Vec<Bytes> {
+    if resource.has_brace {
+        return of(resource, None);
+    }
+    let fence = (resource.prefix() != DEFAULT_LOCK_PREFIX).then_some(None);
+    named(resource, fence, &[])
+}
+
+/// The suffixes of the keys that have a resource's first key as their hash tag. The first one is that of the queue.
+const OTHERS: [&str; 4] = [":queue", ":waiters", ":holds", ":state"];
+
+/// A resource's key; the fence, if it is to be named, that of this slot; and the keys with these suffixes. One allocation for all.
+fn named(resource: &Resource, fence: Option<Option<u16>>, suffixes: &[&str]) -> Vec<Bytes> {
     let key = &*resource.key;
     let mut text = String::with_capacity(3 * (key.len() + 10));
     let mut ends = SmallVec::<[usize; 6]>::new();
     text.push_str(key);
     ends.push(text.len());
-    write_tagged(&mut text, key);
-    text.push_str(":queue");
-    ends.push(text.len());
-    write_fence(&mut text, resource.prefix(), slot);
-    ends.push(text.len());
-    for suffix in slot.iter().flat_map(|_| [":waiters", ":holds", ":state"]) {
+    if let Some(slot) = fence {
+        write_fence(&mut text, resource.prefix(), slot);
+        ends.push(text.len());
+    }
+    for suffix in suffixes {
         write_tagged(&mut text, key);
         text.push_str(suffix);
         ends.push(text.len());
@@ -175,6 +193,7 @@ mod tests {
 
     use super::*;
     use crate::backend::Kind;
+    use crate::backend::redis::protocol::DEFAULT_FENCE;
     use crate::name;
 
     /// All keys of a resource, including those that the scripts derive. The last one is the fence.
@@ -182,7 +201,7 @@ mod tests {
         let resource = Resource::named(prefix, name, Kind::Mutex);
         let keys = of(&resource, None);
         let text = |key: &Bytes| String::from_utf8(key.to_vec()).unwrap();
-        let (mut keys, queue, fence) = (vec![text(&keys[0])], text(&keys[1]), text(&keys[2]));
+        let (mut keys, fence, queue) = (vec![text(&keys[0])], text(&keys[1]), text(&keys[2]));
         let stem = queue.strip_suffix("queue").unwrap();
         keys.extend(["queue", "waiters", "state", "holds"].map(|suffix| format!("{stem}{suffix}")));
         keys.push(fence);
@@ -206,6 +225,18 @@ mod tests {
         assert_eq!(text("lock:", "a"), all);
         assert_eq!(text("lock:", "{t}a")[1], "{t}:lock:{t}a:queue");
         assert_eq!(text("lock:", "{t")[1], "{lock:{t}:queue");
+    }
+
+    #[test]
+    fn a_call_names_only_the_keys_that_its_script_cannot_derive() {
+        for (prefix, name, named) in [
+            ("lock:", "a", &["lock:a"][..]),
+            ("other:", "a", &["other:a", "{other:}:fence"]),
+            ("lock:", "{t}a", &["lock:{t}a", DEFAULT_FENCE, "{t}:lock:{t}a:queue"]),
+        ] {
+            assert_eq!(underivable(&Resource::named(prefix, name, Kind::Mutex)), named, "{prefix}{name}");
+        }
+        assert_eq!(text(DEFAULT_LOCK_PREFIX, "a")[FENCE], DEFAULT_FENCE);
     }
 
     #[test]

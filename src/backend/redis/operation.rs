@@ -1,6 +1,8 @@
 //! One operation on a lock or a semaphore: a script, a resource and arguments. It becomes a separate call, or part of a
 //! batch, only when it is sent.
 
+use std::iter;
+
 use bytes::Bytes;
 use smallvec::SmallVec;
 
@@ -54,13 +56,13 @@ impl Operation {
 
     /// As a call of its own, in the `slot` of a cluster.
     pub(super) fn arguments(&self, slot: Option<u16>) -> Arguments {
-        let mut keys = keys::of(&self.resource, slot);
+        let mut keys = match (self.script.keys(), slot) {
+            (1, _) => keys::locks(iter::once(&*self.resource.key)),
+            (3, None) => keys::underivable(&self.resource),
+            _ => keys::of(&self.resource, slot),
+        };
         // Only the scripts with a fourth key use that of revoked leases.
-        let has_revoked = self.script.keys() > 3;
-        if slot.is_none() || self.script.keys() == 1 {
-            keys.truncate(self.script.keys());
-        }
-        if has_revoked {
+        if self.script.keys() > 3 {
             keys.push(keys::revoked(&self.resource.key));
         }
         Arguments { keys, args: unpack_texts(&Bytes::copy_from_slice(&self.args)) }

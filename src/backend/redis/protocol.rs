@@ -98,6 +98,8 @@ constants! {
     FENCE_MS: &str = "86400000";
     /// How many leases that were released by force are remembered for a lock: those that would have ended last.
     MAX_REVOKED: u64 = 64;
+    /// The fence of locks with the default prefix, which their calls need not name.
+    DEFAULT_FENCE: &str = "{lock:}:fence";
     /// How many places a queue has when it gets an index.
     INDEXED_AT: u64 = 32;
     /// One in how many requests that join a queue removes places of the dead.

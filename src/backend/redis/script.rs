@@ -12,7 +12,7 @@ use super::protocol;
 pub(super) struct Script {
     source: Bytes,
     hash: Bytes,
-    /// How many of a resource's keys it is called with, the first of those in `keys.rs`.
+    /// How many of a resource's keys it is called with, the first of those in `keys.rs`, unless it can derive them.
     keys: usize,
     /// Its code in a batch, if it can be part of one.
     code: Option<&'static str>,
@@ -22,7 +22,9 @@ pub(super) struct Script {
 
 impl Script {
     fn new(layers: &[&[&'static str]], keys: usize, code: Option<&'static str>) -> Self {
-        let layers = [&[&[BASE][..]], layers].concat().into_iter().map(<[_]>::to_vec).collect();
+        let mut layers: Vec<_> = layers.iter().map(|layer| layer.to_vec()).collect();
+        // Not a layer of its own: creating the function within would cost time on every call.
+        layers[0].insert(0, BASE);
         Self::of_layers(layers, keys, code, false)
     }
 
@@ -124,8 +126,14 @@ macro_rules! lua {
 const BASE: &str = lua!("lib/base");
 
 /// Layers that several scripts have.
-const CLOCK: &[&str] =
-    &[lua!("lib/time"), lua!("lib/fence"), lua!("lib/token"), lua!("lib/grant"), lua!("lib/keep")];
+const CLOCK: &[&str] = &[
+    lua!("lib/keys"),
+    lua!("lib/time"),
+    lua!("lib/fence"),
+    lua!("lib/token"),
+    lua!("lib/grant"),
+    lua!("lib/keep"),
+];
 const QUEUE: &[&str] = &[lua!("lib/notify"), lua!("lib/queue")];
 const JOIN: &[&str] = &[lua!("lib/join_queue")];
 const HAND_OVER: &[&str] = &[lua!("lib/hand_over")];
@@ -207,22 +215,23 @@ pub(super) static BATCH: LazyLock<Script> = LazyLock::new(|| {
     )
 });
 
-/// Reads the clock and prepares the fence.
-const PREPARE: &str = "local clock, fence = read_clock(), open_fence(KEYS[3])";
+/// Reads the clock, prepares the fence, and names the queue.
+const PREPARE: &str =
+    "local clock, fence, queue = read_clock(), open_fence(KEYS[2] or DEFAULT_FENCE), queue_of(KEYS)";
 
 /// The slow path of a lock: carries out an operation.
 macro_rules! of_lock {
     ($operation:literal) => {
-        concat!("return ", $operation, "(lock_at(KEYS[1], KEYS[2], fence, clock), unpack(ARGV))")
+        concat!("return ", $operation, "(lock_at(KEYS[1], queue, fence, clock), unpack(ARGV))")
     };
 }
 
 /// The fast paths of a lock with waiters. The slow path finds by itself whatever goes wrong in them.
 const JOIN_ALONE: &str = "if #ARGV == 2 then\n\
-    local done, answer = pcall(join_fast, KEYS[1], KEYS[2], sub(KEYS[2], 1, -6) .. 'waiters', clock, unpack(ARGV))\n\
+    local done, answer = pcall(join_fast, KEYS[1], queue, sub(queue, 1, -6) .. 'waiters', clock, unpack(ARGV))\n\
     if done and answer then return answer end end";
 const HAND_OVER_ALONE: &str = "local done, answer =\n\
-    pcall(hand_over_fast, KEYS[1], value, KEYS[2], sub(KEYS[2], 1, -6) .. 'waiters', fence, clock, id)\n\
+    pcall(hand_over_fast, KEYS[1], value, queue, sub(queue, 1, -6) .. 'waiters', fence, clock, id)\n\
     if done and answer then return answer end";
 
 /// What follows, up to an `end`, is for a release that leaves no gap.
@@ -234,7 +243,7 @@ macro_rules! of_semaphore {
         concat!(
             "return ",
             $operation,
-            "(semaphore_at(KEYS[1], KEYS[2], ARGV[1], fence, clock), unpack(ARGV, 2))"
+            "(semaphore_at(KEYS[1], queue, ARGV[1], fence, clock), unpack(ARGV, 2))"
         )
     };
 }
@@ -243,7 +252,7 @@ macro_rules! of_semaphore {
 macro_rules! fast_of_semaphore {
     ($operation:literal) => {
         concat!(
-            "do local s = semaphore_at(KEYS[1], KEYS[2], ARGV[1], fence, clock)\n",
+            "do local s = semaphore_at(KEYS[1], queue, ARGV[1], fence, clock)\n",
             "local done, answer = pcall(",
             $operation,
             ", s, unpack(ARGV, 2))\n",
@@ -318,9 +327,9 @@ scripts! {
         CLOCK, [lua!("semaphore/token"), lua!("semaphore/state")], QUEUE, HAND_OVER, SEMAPHORE,
         [lua!("semaphore/resize"), PREPARE, of_semaphore!("resize")];
     INSPECT(3, None):
-        [lua!("lib/time"), lua!("lib/living"), lua!("lock/value"), lua!("lock/inspect")];
+        [lua!("lib/keys"), lua!("lib/time"), lua!("lib/living"), lua!("lock/value"), lua!("lock/inspect")];
     INSPECT_PERMITS(3, None):
-        [lua!("lib/time"), lua!("lib/living"), lua!("semaphore/token"), lua!("semaphore/state"),
+        [lua!("lib/keys"), lua!("lib/time"), lua!("lib/living"), lua!("semaphore/token"), lua!("semaphore/state"),
             lua!("semaphore/has_lapsed"), lua!("semaphore/inspect")];
 }
 

@@ -10,7 +10,7 @@
 local value, holds, waiters = call('GET', KEYS[1]), {}, {}
 if ARGV[1] == FULL then
   local now = read_clock().ms
-  local stem = sub(KEYS[2], 1, -6)
+  local stem = sub(queue_of(KEYS), 1, -6)
   waiters = living(stem .. 'waiters', now)
   local lead, _, owner = read_value(value)
   if owner and call('ZSCORE', stem .. 'holds', lead) then

@@ -1,9 +1,10 @@
 -- A lock: code shared by its operations.
 --
 -- KEYS[1]  lock   see value.lua. Expires with the lease.
--- KEYS[2]  queue  see queue.lua. The names of the waiters (queue.lua) and the holds (holds.lua) are derived from this one: each key
---                 of a call costs as much as a command.
--- KEYS[3]  fence  see fence.lua
+-- KEYS[2]  fence  see fence.lua
+-- KEYS[3]  queue  see queue.lua. The names of the waiters (queue.lua) and the holds (holds.lua) are derived from this one.
+--
+-- The second and the third may be absent (lib/keys.lua).
 
 -- Makes a request the holder.
 local function hold_lock(r, id, request)

@@ -6,7 +6,7 @@
 -- Returns  {limit in force or nil, permits in use, {lease id, ms for which it counts as alive, permits, ...} in order of
 --           arrival, live ones only, {lease id, ms until its lease ends, permits, token, ...} by that time}
 
-local s = semaphore_at(KEYS[1], KEYS[2], nil, nil, read_clock())
+local s = semaphore_at(KEYS[1], queue_of(KEYS), nil, nil, read_clock())
 local now = s.clock.ms
 local now_text = millis(now)
 

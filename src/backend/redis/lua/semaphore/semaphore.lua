@@ -1,8 +1,8 @@
 -- A semaphore: code shared by its operations.
 --
 -- KEYS[1]  holders  sorted set: lease ids, scored by the time at which their leases end, in ms
--- KEYS[2]  queue    see queue.lua. The names of waiters, state and holds are derived from this one.
--- KEYS[3]  fence    see fence.lua
+-- KEYS[2]  fence    see fence.lua
+-- KEYS[3]  queue    see queue.lua. The names of waiters, state and holds are derived from this one. May be absent (lib/keys.lua).
 -- ARGV[1]  'counting' or 'fair'
 --
 -- waiters  see queue.lua

@@ -1,0 +1,12 @@
+-- The keys of a call (keys.rs).
+--
+-- KEYS[1]  lock or semaphore
+-- KEYS[2]  fence. Absent for locks with the default prefix: DEFAULT_FENCE
+-- KEYS[3]  queue. Absent if the first key, in braces, is its hash tag. The names of the other keys are derived from this one.
+--
+-- Each key that is named costs the server as much as a third of a command.
+
+local function queue_of(keys)
+  return keys[3] or '{' .. keys[1] .. '}:queue'
+end
+
