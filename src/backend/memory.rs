@@ -16,7 +16,7 @@ use uuid::Uuid;
 
 use super::BackendError;
 use super::ledger::{Ledger, Stamp};
-use super::ledger_backend::{LedgerBackend, LedgerStore};
+use super::ledger_backend::{LedgerBackend, LedgerStore, backend_on_ledger};
 use super::types::{Capabilities, Event};
 
 /// Locks and semaphores for the tasks of one process, and a substitute for Redis in tests.
@@ -26,11 +26,13 @@ use super::types::{Capabilities, Event};
 ///
 /// It uses tokio's clock, which a test may pause. So, unlike with other stores, leases are renewed on the runtime on which the client
 /// was first used. If that runtime ends, they are not renewed until the client is used on another one.
-pub type MemoryBackend = LedgerBackend<MemoryStore>;
+pub struct MemoryBackend(LedgerBackend<MemoryStore>);
+
+backend_on_ledger!(MemoryBackend);
 
 /// The records of a [`MemoryBackend`].
 #[derive(Clone)]
-pub struct MemoryStore {
+pub(super) struct MemoryStore {
     shared: Arc<Shared>,
 }
 
@@ -53,11 +55,11 @@ struct Records {
     sweep_at: usize,
 }
 
-impl LedgerBackend<MemoryStore> {
+impl MemoryBackend {
     /// A new, empty store.
     #[must_use]
     pub fn new() -> Self {
-        Self::on(MemoryStore { shared: Shared::new() })
+        Self::on(Shared::new())
     }
 
     /// A client of the store called `name` in this process: the one that is in use under that name, or a new one. It is what the URL
@@ -71,13 +73,21 @@ impl LedgerBackend<MemoryStore> {
             named.insert(name.to_owned(), Arc::downgrade(&new));
             new
         });
-        Self::on(MemoryStore { shared })
+        Self::on(shared)
+    }
+
+    fn on(shared: Arc<Shared>) -> Self {
+        Self(LedgerBackend::on(MemoryStore { shared }))
+    }
+
+    pub(super) const fn store(&self) -> &MemoryStore {
+        self.0.store()
     }
 
     /// Another client of the same store, like another process that uses the same Redis server.
     #[must_use]
     pub fn peer(&self) -> Self {
-        Self::on(self.store().clone())
+        Self::on(Arc::clone(&self.store().shared))
     }
 
     /// Forgets everything except the newest token, like a server that restarts without persistence. (A server's clock
@@ -101,7 +111,7 @@ impl LedgerBackend<MemoryStore> {
     }
 }
 
-impl Default for LedgerBackend<MemoryStore> {
+impl Default for MemoryBackend {
     fn default() -> Self {
         Self::new()
     }

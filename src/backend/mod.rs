@@ -101,7 +101,7 @@ pub use fail_fast::FailFast;
 pub use lease_id::LeaseId;
 pub use ledger::{Ledger, Stamp};
 pub use ledger_backend::{LedgerBackend, LedgerStore};
-pub use memory::{MemoryBackend, MemoryStore};
+pub use memory::MemoryBackend;
 #[cfg(feature = "mysql")]
 pub use mysql::{MysqlBackend, MysqlBuilder, MysqlPush};
 #[cfg(feature = "postgres")]

@@ -89,7 +89,7 @@ impl EtcdBuilder {
     /// Dropping the future closes whatever was opened.
     pub async fn connect(self) -> Result<EtcdBackend, Error> {
         let backend = self.connect_lazy()?;
-        backend.store().connected().await.map_err(|error| backend.connect_error(error))?;
+        backend.0.store().connected().await.map_err(|error| backend.0.connect_error(error))?;
         Ok(backend)
     }
 
@@ -102,7 +102,7 @@ impl EtcdBuilder {
     pub fn connect_lazy(self) -> Result<EtcdBackend, Error> {
         let settings = self.settings.complete()?;
         let address = settings.address.clone();
-        LedgerBackend::started(EtcdStore::start(Arc::new(settings)), &address)
+        LedgerBackend::started(EtcdStore::start(Arc::new(settings)), &address).map(EtcdBackend)
     }
 }
 

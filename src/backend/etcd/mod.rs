@@ -57,7 +57,7 @@ use tokio::task::JoinHandle;
 use uuid::Uuid;
 
 use super::ledger::{Ledger, Stamp};
-use super::ledger_backend::{LedgerBackend, LedgerStore};
+use super::ledger_backend::{LedgerBackend, LedgerStore, backend_on_ledger};
 use super::{BackendError, Capabilities, Event, Finding, StoreState};
 use crate::background;
 use crate::error::Error;
@@ -74,10 +74,12 @@ const MIN_TTL: Duration = Duration::from_secs(2);
 /// Leases in an etcd cluster.
 ///
 /// Each client has one connection, to one member. See `docs/etcd.md` for what this store guarantees and what it does not.
-pub type EtcdBackend = LedgerBackend<EtcdStore>;
+pub struct EtcdBackend(LedgerBackend<EtcdStore>);
+
+backend_on_ledger!(EtcdBackend);
 
 /// The keys of an [`EtcdBackend`].
-pub struct EtcdStore {
+struct EtcdStore {
     capabilities: Capabilities,
     shared: Arc<Shared>,
     mailbox: Arc<Mailbox>,
@@ -85,7 +87,7 @@ pub struct EtcdStore {
     driver: Mutex<Option<JoinHandle<()>>>,
 }
 
-impl LedgerBackend<EtcdStore> {
+impl EtcdBackend {
     /// Connects to the cluster with the members in a URL: `etcd://[user:password@]host[:port][,host[:port]...][?option=value&...]`, or the
     /// same with `etcds://`, over TLS.
     ///

@@ -135,7 +135,7 @@ impl MysqlBuilder {
     /// Dropping the future closes whatever was opened.
     pub async fn connect(self) -> Result<MysqlBackend, Error> {
         let backend = self.connect_lazy()?;
-        backend.store().connected().await.map_err(|error| backend.connect_error(error))?;
+        backend.0.store().connected().await.map_err(|error| backend.0.connect_error(error))?;
         Ok(backend)
     }
 
@@ -152,6 +152,6 @@ impl MysqlBuilder {
         // What is waited for belongs to one client.
         settings.watch = Arc::new(Watch::new(settings.max_waiters()));
         let address = settings.address.clone();
-        LedgerBackend::started(MysqlStore::start(Arc::new(settings)), &address)
+        LedgerBackend::started(MysqlStore::start(Arc::new(settings)), &address).map(MysqlBackend)
     }
 }

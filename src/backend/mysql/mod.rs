@@ -52,7 +52,7 @@ use tokio::runtime::Handle;
 use uuid::Uuid;
 
 use super::ledger::{Ledger, Stamp};
-use super::ledger_backend::{LedgerBackend, LedgerStore};
+use super::ledger_backend::{LedgerBackend, LedgerStore, backend_on_ledger};
 use super::records::{Failure, Health, Workers};
 use super::{BackendError, Capabilities, Event, Finding, StoreState};
 use crate::background;
@@ -70,10 +70,12 @@ pub use settings::MysqlPush;
 ///
 /// Each client has two connections, one for changes and one that watches the rows it waits for, and opens more to wait for named locks, and
 /// for changes while they are held up by locked rows. See `docs/mysql.md` for what this store guarantees and what it does not.
-pub type MysqlBackend = LedgerBackend<MysqlStore>;
+pub struct MysqlBackend(LedgerBackend<MysqlStore>);
+
+backend_on_ledger!(MysqlBackend);
 
 /// The table of a [`MysqlBackend`].
-pub struct MysqlStore {
+struct MysqlStore {
     capabilities: Capabilities,
     settings: Arc<Settings>,
     health: Arc<Health>,
@@ -82,7 +84,7 @@ pub struct MysqlStore {
     runtime: Handle,
 }
 
-impl LedgerBackend<MysqlStore> {
+impl MysqlBackend {
     /// Connects to the server in a URL: `mysql://[user[:password]@]host[:port][,host...]/database[?option=value&...]`.
     /// Of several servers, the one that accepts changes is used.
     ///

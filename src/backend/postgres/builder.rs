@@ -98,7 +98,7 @@ impl PostgresBuilder {
     /// Dropping the future closes whatever was opened.
     pub async fn connect(self) -> Result<PostgresBackend, Error> {
         let backend = self.connect_lazy()?;
-        backend.store().connected().await.map_err(|error| backend.connect_error(error))?;
+        backend.0.store().connected().await.map_err(|error| backend.0.connect_error(error))?;
         Ok(backend)
     }
 
@@ -112,6 +112,6 @@ impl PostgresBuilder {
         self.settings.check()?;
         let settings = self.settings.with_tls()?;
         let address = settings.address.clone();
-        LedgerBackend::started(PostgresStore::start(settings), &address)
+        LedgerBackend::started(PostgresStore::start(settings), &address).map(PostgresBackend)
     }
 }

@@ -52,7 +52,7 @@ use tokio::runtime::Handle;
 use uuid::Uuid;
 
 use super::ledger::{Ledger, Stamp};
-use super::ledger_backend::{LedgerBackend, LedgerStore};
+use super::ledger_backend::{LedgerBackend, LedgerStore, backend_on_ledger};
 use super::records::{Health, Workers};
 use super::{BackendError, Capabilities, Event, Finding, StoreState};
 use crate::background;
@@ -70,10 +70,12 @@ pub use schema::SCHEMA;
 ///
 /// Each client has two connections, one for changes and one for notifications, and opens more for changes while changes are held up by
 /// locked rows. See `docs/postgres.md` for what this store guarantees and what it does not.
-pub type PostgresBackend = LedgerBackend<PostgresStore>;
+pub struct PostgresBackend(LedgerBackend<PostgresStore>);
+
+backend_on_ledger!(PostgresBackend);
 
 /// The table of a [`PostgresBackend`].
-pub struct PostgresStore {
+struct PostgresStore {
     capabilities: Capabilities,
     connector: Arc<Connector>,
     health: Arc<Health>,
@@ -82,7 +84,7 @@ pub struct PostgresStore {
     runtime: Handle,
 }
 
-impl LedgerBackend<PostgresStore> {
+impl PostgresBackend {
     /// Connects to the server in a URL: `postgres://[user[:password]@]host[:port][,host...][/database][?option=value&...]`.
     ///
     /// # Errors

@@ -9,9 +9,8 @@ use tokio::sync::watch;
 use tokio::time::{Instant, sleep};
 
 use super::*;
-use crate::backend::{
-    Answer, Claim, Grant, LedgerBackend, MemoryBackend, MemoryStore, Queued, Renewal, Ticket,
-};
+use crate::backend::memory::MemoryStore;
+use crate::backend::{Answer, Claim, Grant, LedgerBackend, MemoryBackend, Queued, Renewal, Ticket};
 use crate::fence::FencingToken;
 use request::spare;
 use votes::{Decision, Releases, Renewals, Votes};

@@ -132,8 +132,8 @@ impl SqliteBuilder {
     /// Dropping the future closes the file.
     pub async fn connect(self) -> Result<SqliteBackend, Error> {
         let backend = self.connect_lazy()?;
-        let store = backend.store();
-        store.ping().await.map_err(|error| backend.connect_error(error))?;
+        let store = backend.0.store();
+        store.ping().await.map_err(|error| backend.0.connect_error(error))?;
         for finding in file::findings(&store.settings.path) {
             tracing::warn!(store = %backend.capabilities().store, "{finding}");
         }
@@ -155,7 +155,7 @@ impl SqliteBuilder {
         within("busy_timeout", self.settings.busy_timeout, MAX_BUSY_TIMEOUT)?;
         within("poll_interval", self.settings.poll_interval, MAX_POLL_INTERVAL)?;
         let address = self.settings.address();
-        LedgerBackend::started(SqliteStore::start(self.settings), &address)
+        LedgerBackend::started(SqliteStore::start(self.settings), &address).map(SqliteBackend)
     }
 }
 

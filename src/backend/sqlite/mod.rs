@@ -59,7 +59,7 @@ use tokio::sync::oneshot;
 use uuid::Uuid;
 
 use super::ledger::{Ledger, Stamp};
-use super::ledger_backend::{LedgerBackend, LedgerStore};
+use super::ledger_backend::{LedgerBackend, LedgerStore, backend_on_ledger};
 use super::{BackendError, Capabilities, Event, Finding, StoreState};
 use crate::error::Error;
 use builder::Settings;
@@ -76,10 +76,12 @@ pub use schema::SCHEMA;
 /// Each client has its own thread, the only one of its threads that uses the file, and a UDP socket on the loopback
 /// interface, to which other clients send the grants that they make to it. See `docs/sqlite.md` for what this store
 /// guarantees and what it does not.
-pub type SqliteBackend = LedgerBackend<SqliteStore>;
+pub struct SqliteBackend(LedgerBackend<SqliteStore>);
+
+backend_on_ledger!(SqliteBackend);
 
 /// The file of a [`SqliteBackend`].
-pub struct SqliteStore {
+struct SqliteStore {
     capabilities: Capabilities,
     messages: Sender<Message>,
     settings: Arc<Settings>,
@@ -87,7 +89,7 @@ pub struct SqliteStore {
     inbox: Arc<Inbox>,
 }
 
-impl LedgerBackend<SqliteStore> {
+impl SqliteBackend {
     /// Opens the file that a URL names, and creates it if necessary: `sqlite:PATH`, with options as query parameters.
     ///
     /// # Errors

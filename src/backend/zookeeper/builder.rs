@@ -162,7 +162,7 @@ impl ZookeeperBuilder {
     /// Dropping the future closes whatever was opened.
     pub async fn connect(self) -> Result<ZookeeperBackend, Error> {
         let backend = self.connect_lazy()?;
-        backend.store().connected().await.map_err(|error| backend.connect_error(error))?;
+        backend.0.store().connected().await.map_err(|error| backend.0.connect_error(error))?;
         Ok(backend)
     }
 
@@ -175,7 +175,7 @@ impl ZookeeperBuilder {
     pub fn connect_lazy(self) -> Result<ZookeeperBackend, Error> {
         let settings = Settings::of(self)?;
         let address = settings.address.clone();
-        LedgerBackend::started(ZookeeperStore::new(Arc::new(settings)), &address)
+        LedgerBackend::started(ZookeeperStore::new(Arc::new(settings)), &address).map(ZookeeperBackend)
     }
 }
 

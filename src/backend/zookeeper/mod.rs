@@ -52,7 +52,7 @@ use tokio::time::{sleep_until, timeout};
 use uuid::Uuid;
 
 use super::ledger::{Ledger, Stamp};
-use super::ledger_backend::{LedgerBackend, LedgerStore};
+use super::ledger_backend::{LedgerBackend, LedgerStore, backend_on_ledger};
 use super::records::{Failure, Health, Schedule};
 use super::{BackendError, Capabilities, Event, Finding, StoreState};
 use crate::background;
@@ -71,10 +71,12 @@ pub use builder::ZookeeperBuilder;
 /// Leases in the nodes of a ZooKeeper server or ensemble.
 ///
 /// Each client has one session. See `docs/zookeeper.md` for what this store guarantees and what it does not.
-pub type ZookeeperBackend = LedgerBackend<ZookeeperStore>;
+pub struct ZookeeperBackend(LedgerBackend<ZookeeperStore>);
+
+backend_on_ledger!(ZookeeperBackend);
 
 /// The nodes of a [`ZookeeperBackend`].
-pub struct ZookeeperStore {
+struct ZookeeperStore {
     capabilities: Capabilities,
     shared: Arc<Shared>,
     /// The signals of the session, until the first call takes the receiver.
@@ -97,7 +99,7 @@ struct Shared {
     ended: watch::Sender<bool>,
 }
 
-impl LedgerBackend<ZookeeperStore> {
+impl ZookeeperBackend {
     /// Connects to the servers in a URL: `zookeeper://[user:password@]host[:port][,host...][/chroot][?option=value&...]`.
     ///
     /// # Errors
