@@ -349,8 +349,8 @@ impl Client {
     ///
     /// # Errors
     ///
-    /// [`Error::StoreUnavailable`] if the store did not confirm all releases within 5 s; the remaining leases expire on
-    /// their own. The connections are closed in any case. A [`release`](crate::Guard::release) future that was polled,
+    /// [`Error::StoreUnavailable`] if the store did not confirm all releases within 4.5 s: it says how many are left, and why. Their leases
+    /// expire on their own. The connections are closed in any case, and all of it takes 5 s at most. A [`release`](crate::Guard::release) future that was polled,
     /// but still exists and is no longer polled, also delays the shutdown: drop it first.
     ///
     /// # Cancel safety
