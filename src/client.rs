@@ -8,7 +8,7 @@ use futures::future::ready;
 use futures::stream::{Stream, StreamExt, once};
 use tokio::time::timeout;
 
-use crate::backend::{Backend, BackendError, Finding, MemoryBackend, Status, StoreState, by_url};
+use crate::backend::{Backend, BackendError, Finding, MemoryBackend, NodeState, Status, StoreState, by_url};
 use crate::error::Error;
 use crate::fair_semaphore::FairSemaphore;
 use crate::lease::Engine;
@@ -228,7 +228,8 @@ impl Client {
     /// The status of a server is the worst of all connections to it: a client that can request locks, but not renew
     /// them, is not connected. Connections that have not been needed yet do not count. A client that has not reached
     /// its store yet ([`connect_lazy`](Self::connect_lazy)) is disconnected. Each server that is not connected has a
-    /// reason. The status of a store is that of its worst server; a Redlock store is connected while a majority is.
+    /// reason. The status of a store is that of its worst server; a Redlock store is connected while a majority is. In a process that was
+    /// forked from the one in which the client was made, it is closed.
     ///
     /// ```
     /// # fn example(client: &leasehold::Client) -> (u16, String) {
@@ -242,6 +243,10 @@ impl Client {
     /// ```
     #[must_use]
     pub fn state(&self) -> StoreState {
+        if let Err(forked) = self.engine.check_process("state", None) {
+            let node = NodeState::new(self.engine.backend().capabilities().store.clone(), Status::Closed);
+            return StoreState::of(vec![node.because(Some(forked.to_string()))]);
+        }
         let mut state = self.engine.backend().state();
         if self.engine.closing().is_closed() {
             state.status = Status::Closed;

@@ -106,6 +106,11 @@ impl Keeper {
         self.origin.check(operation, name)
     }
 
+    /// See [`Origin::was_elsewhere`].
+    pub(crate) fn was_elsewhere(&self, now: Instant) -> bool {
+        self.origin.was_elsewhere(now)
+    }
+
     pub(crate) const fn closing(&self) -> &Closing {
         &self.closing
     }
