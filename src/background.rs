@@ -7,10 +7,9 @@ use std::cell::Cell;
 use std::io;
 use std::thread;
 
-use parking_lot::Mutex;
 use tokio::runtime::{Builder, Handle};
 
-use crate::origin::Origin;
+use crate::origin::PerProcess;
 
 thread_local! {
     static IS_CURRENT: Cell<bool> = const { Cell::new(false) };
@@ -28,20 +27,19 @@ pub(crate) fn is_current() -> bool {
 ///
 /// If the thread or its runtime cannot be started.
 pub(crate) fn handle() -> io::Result<Handle> {
-    static HANDLE: Mutex<Option<(Origin, Handle)>> = Mutex::new(None);
-    let mut started = HANDLE.lock();
-    if let Some((origin, handle)) = &*started
-        && !origin.is_elsewhere()
-    {
-        return Ok(handle.clone());
-    }
+    static HANDLE: PerProcess<Option<Handle>> = PerProcess::new();
+    HANDLE.with(|started| match started {
+        Some(handle) => Ok(handle.clone()),
+        None => Ok(started.insert(start()?).clone()),
+    })
+}
+
+fn start() -> io::Result<Handle> {
     let runtime = Builder::new_current_thread().enable_all().build()?;
     let handle = runtime.handle().clone();
     thread::Builder::new().name("leasehold".to_owned()).spawn(move || {
         IS_CURRENT.set(true);
         runtime.block_on(std::future::pending::<()>())
     })?;
-    // The parent's runtime is shared with its copy, down to the sockets: it must not be dropped here.
-    std::mem::forget(started.replace((Origin::default(), handle.clone())));
     Ok(handle)
 }

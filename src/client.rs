@@ -8,7 +8,7 @@ use futures::future::ready;
 use futures::stream::{Stream, StreamExt, once};
 use tokio::time::timeout;
 
-use crate::backend::{Backend, BackendError, Finding, MemoryBackend, Status, StoreState, by_url};
+use crate::backend::{Backend, BackendError, Finding, MemoryBackend, NodeState, Status, StoreState, by_url};
 use crate::error::Error;
 use crate::fair_semaphore::FairSemaphore;
 use crate::lease::Engine;
@@ -264,7 +264,8 @@ impl Client {
     /// The status of a server is the worst of all connections to it: a client that can request locks, but not renew
     /// them, is not connected. Connections that have not been needed yet do not count. A client that has not reached
     /// its store yet ([`connect_lazy`](Self::connect_lazy)) is disconnected. Each server that is not connected has a
-    /// reason. The status of a store is that of its worst server; a Redlock store is connected while a majority is.
+    /// reason. The status of a store is that of its worst server; a Redlock store is connected while a majority is. In a process that was
+    /// forked from the one in which the client was made, it is closed.
     ///
     /// ```
     /// # fn example(client: &leasehold::Client) -> (u16, String) {
@@ -278,6 +279,10 @@ impl Client {
     /// ```
     #[must_use]
     pub fn state(&self) -> StoreState {
+        if let Err(forked) = self.engine.check_process("state", None) {
+            let node = NodeState::new(self.engine.backend().capabilities().store.clone(), Status::Closed);
+            return StoreState::of(vec![node.because(Some(forked.to_string()))]);
+        }
         let mut state = self.engine.backend().state();
         if self.engine.closing().is_closed() {
             state.status = Status::Closed;
@@ -385,8 +390,8 @@ impl Client {
     ///
     /// # Errors
     ///
-    /// [`Error::StoreUnavailable`] if the store did not confirm all releases within 5 s; the remaining leases expire on
-    /// their own. The connections are closed in any case. A [`release`](crate::Guard::release) future that was polled,
+    /// [`Error::StoreUnavailable`] if the store did not confirm all releases within 4.5 s: it says how many are left, and why. Their leases
+    /// expire on their own. The connections are closed in any case, and all of it takes 5 s at most. A [`release`](crate::Guard::release) future that was polled,
     /// but still exists and is no longer polled, also delays the shutdown: drop it first.
     ///
     /// # Cancel safety

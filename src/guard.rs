@@ -112,17 +112,20 @@ impl Guard {
         Some(Self::new(Arc::clone(&self.engine), self.hold.clone(), permits))
     }
 
-    /// Whether the lease can still be trusted, according to this process's clock. No I/O.
+    /// Whether the lease can still be trusted, according to this process's clock. No I/O. In a process that was forked from the one that
+    /// holds it, false after 1 ms at most.
     #[must_use]
     pub fn is_held(&self) -> bool {
         !self.remaining().is_zero()
     }
 
     /// How long the lease can be trusted if it is not renewed again; zero once it is lost. Each renewal extends it. The
-    /// value is slightly less than the time to live in the store. No I/O.
+    /// value is slightly less than the time to live in the store. No I/O. In a process that was forked, as for
+    /// [`is_held`](Self::is_held).
     #[must_use]
     pub fn remaining(&self) -> Duration {
-        self.hold.remaining(Instant::now())
+        let now = Instant::now();
+        if self.engine.was_elsewhere(now) { Duration::ZERO } else { self.hold.remaining(now) }
     }
 
     /// Waits until the lease is lost, and says why. If it is released or dropped instead, the future never completes, so a task that

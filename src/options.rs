@@ -4,10 +4,9 @@ use std::hash::{DefaultHasher, Hash, Hasher};
 use std::sync::Arc;
 use std::time::Duration;
 
-use parking_lot::Mutex;
-
 use crate::backend::{Capabilities, Kind, MAX_TTL, MIN_TTL};
 use crate::error::Error;
+use crate::origin::PerProcess;
 
 /// The prefix of the keys of mutexes and reentrant locks, unless another one is set.
 pub(crate) const DEFAULT_LOCK_PREFIX: &str = "lock:";
@@ -323,12 +322,11 @@ impl Settings {
 
     /// Handles with equal settings share them, and so do their leases: a client may hold many, and most have the same.
     pub(crate) fn share(self) -> Arc<Self> {
-        static LAST: Mutex<Option<Arc<Settings>>> = Mutex::new(None);
-        let mut last = LAST.lock();
-        match &*last {
+        static LAST: PerProcess<Option<Arc<Settings>>> = PerProcess::new();
+        LAST.with(|last| match last {
             Some(known) if **known == self => Arc::clone(known),
             _ => Arc::clone(last.insert(Arc::new(self))),
-        }
+        })
     }
 
     /// Rounds the TTL up to the store's granularity.

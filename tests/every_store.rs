@@ -11,8 +11,9 @@ use std::fmt::Debug;
 use std::net::{SocketAddr, TcpListener};
 use std::time::{Duration, Instant};
 
-use futures::future::join_all;
+use futures::future::{join, join_all};
 use leasehold::{Client, Error};
+use tokio::time::timeout;
 
 /// All schemes, for a server at this address, with these credentials, which are empty or end with `@`.
 fn urls(credentials: &str, address: SocketAddr) -> Vec<String> {
@@ -38,21 +39,48 @@ fn ports() -> (SocketAddr, SocketAddr, TcpListener) {
     (refusing, swallowing, swallows)
 }
 
-async fn shut_down_after_a_request(url: String) -> Option<String> {
-    let client = Client::connect_lazy(&url).expect("a URL");
-    let error = client.mutex("a").expect("a name").try_lock().await.map(drop).expect_err("nobody answers");
-    assert!(matches!(error, Error::StoreUnavailable { .. }), "{url}: {error:?}");
-    let begun = Instant::now();
-    let closed = client.shutdown().await;
-    let took = begun.elapsed();
-    (closed.is_err() || took > Duration::from_secs(4)).then(|| format!("{url}: {closed:?} after {took:?}"))
+/// What has become of the only request of a client when that is shut down.
+#[derive(Clone, Copy, Debug)]
+enum Asked {
+    InVain,
+    Dropped,
+    InFlight,
 }
 
-/// Nothing has ever left it. What it closes takes no longer than an attempt to connect that is under way.
+async fn shut_down_after_a_request((url, asked): (String, Asked)) -> Option<String> {
+    let client = Client::connect_lazy(&url).expect("a URL");
+    let mutex = client.mutex("a").expect("a name");
+    let mut waiting = Box::pin(mutex.lock_timeout(Duration::from_secs(60)));
+    match asked {
+        Asked::InVain => {
+            let error = mutex.try_lock().await.map(drop).expect_err("nobody answers");
+            assert!(matches!(error, Error::StoreUnavailable { .. }), "{url}: {error:?}");
+        }
+        Asked::Dropped | Asked::InFlight => {
+            let early = timeout(Duration::from_millis(500), &mut waiting).await;
+            assert!(early.is_err(), "{url}: {early:?}");
+        }
+    }
+    let (waiting, begun) = (matches!(asked, Asked::InFlight).then_some(waiting), Instant::now());
+    let shut_down = async { (client.shutdown().await, begun.elapsed()) };
+    let waits = async {
+        match waiting {
+            Some(waiting) => matches!(waiting.await, Err(Error::Closed { .. })),
+            None => true,
+        }
+    };
+    let ((closed, took), is_closed) = join(shut_down, waits).await;
+    let is_right = closed.is_ok() && took < Duration::from_secs(1) && is_closed;
+    (!is_right).then(|| format!("{url}, {asked:?}: {closed:?} after {took:?}, {is_closed}"))
+}
+
+/// Nothing has ever left it.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_client_whose_store_was_never_reached_has_nothing_to_release() {
     let (refusing, swallowing, _listener) = ports();
-    let all = [refusing, swallowing].into_iter().flat_map(|address| urls("", address));
+    let urls = [refusing, swallowing].into_iter().flat_map(|address| urls("", address));
+    let all = urls
+        .flat_map(|url| [Asked::InVain, Asked::Dropped, Asked::InFlight].map(|asked| (url.clone(), asked)));
     let wrong: Vec<_> = join_all(all.map(shut_down_after_a_request)).await.into_iter().flatten().collect();
     assert!(wrong.is_empty(), "{}", wrong.join("\n"));
 }

@@ -9,10 +9,12 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::Duration;
 
-use futures::future::FutureExt;
+use futures::future::{BoxFuture, FutureExt};
 use futures::stream::{self, BoxStream, StreamExt};
-use leasehold::backend::{Answer, Answered, BackendError, LeaseRef, Released, Renew, Request};
-use leasehold::{Backend, Client, DistMutex, Error, LossReason, MemoryBackend};
+use leasehold::backend::{
+    Answer, Answered, BackendError, Detail, LeaseRef, Released, Renew, Request, Resource,
+};
+use leasehold::{Backend, Client, DistMutex, Error, Inspection, LossReason, MemoryBackend};
 use support::intercept::{Intercept, Intercepted, Reply};
 use support::{begun, options, within};
 use tokio::runtime::Builder;
@@ -351,4 +353,62 @@ async fn a_client_whose_requests_were_all_refused_has_nothing_to_release() {
     let error = mutex(&client).try_lock().await.map(drop).expect_err("refused");
     assert!(matches!(error, Error::StoreRefused { .. }), "{error:?}");
     within(SECOND, client.shutdown()).await.expect("nothing is left");
+}
+
+/// Two releases fail, and closing it hangs.
+#[derive(Debug)]
+struct Unreleased;
+
+impl Intercept for Unreleased {
+    fn release<'a>(&'a self, _: &'a MemoryBackend, _: &'a LeaseRef) -> Reply<'a, Released> {
+        async { Err(BackendError::NotSent { source: "Connection refused".into() }) }.boxed()
+    }
+
+    fn close<'a>(&'a self, _: &'a MemoryBackend) -> BoxFuture<'a, ()> {
+        pending().boxed()
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_shutdown_says_how_many_releases_are_left_and_why_and_does_not_wait_longer_for_connections() {
+    let client = Client::with_backend(Intercepted::new(&MemoryBackend::new(), Unreleased));
+    let mut guards = Vec::new();
+    for name in ["a", "b"] {
+        guards.push(client.mutex(name).expect("valid").lock().await.expect("free"));
+    }
+    let begun = Instant::now();
+    let error = client.shutdown().await.expect_err("two are left");
+    assert!(begun.elapsed() <= SECOND * 5, "{:?}", begun.elapsed());
+    let said = error.to_string();
+    assert!(
+        said.contains("2 releases were not confirmed: the request was not sent: Connection refused"),
+        "{said}"
+    );
+    assert!(matches!(error, Error::StoreUnavailable { .. }), "{error:?}");
+}
+
+/// When a call is about to end, the store is asked whether it answers, and that fails for this reason.
+#[derive(Debug)]
+struct Unanswering(BackendError);
+
+impl Intercept for Unanswering {
+    fn inspect<'a>(&'a self, _: &'a MemoryBackend, _: &'a Resource, _: Detail) -> Reply<'a, Inspection> {
+        async { Err(self.0.clone()) }.boxed()
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_call_that_ends_while_the_store_does_not_answer_says_why_it_does_not() {
+    let store = MemoryBackend::new();
+    let _guard = mutex(&Client::with_backend(Arc::new(store.peer()))).lock().await.expect("free");
+    for failure in [
+        BackendError::NotSent { source: "Connection refused".into() },
+        BackendError::RefusedForNow { source: "MISCONF".into() },
+    ] {
+        let said = failure.to_string();
+        let client = Client::with_backend(Intercepted::new(&store, Unanswering(failure)));
+        let error = mutex(&client).lock_timeout(SECOND * 2).await.map(drop).expect_err("it is held");
+        assert!(matches!(error, Error::StoreUnavailable { .. }), "{error:?}");
+        assert!(error.to_string().contains(&said), "{error}");
+    }
 }

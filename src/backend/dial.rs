@@ -12,11 +12,12 @@ use std::time::Duration;
 
 use futures::stream::FuturesUnordered;
 use futures::{FutureExt, StreamExt};
-use parking_lot::Mutex;
 #[cfg(feature = "_redis")]
 use tokio::net::TcpStream;
 use tokio::sync::oneshot;
 use tokio::time::{Instant, timeout_at};
+
+use crate::origin::PerProcess;
 
 /// How long an attempt goes on alone: the "Connection Attempt Delay" that RFC 8305 recommends.
 const ATTEMPT_DELAY: Duration = Duration::from_millis(250);
@@ -117,16 +118,14 @@ pub(super) async fn resolve(host: &str, port: u16) -> io::Result<Vec<SocketAddr>
 type Resolved = Result<Vec<IpAddr>, String>;
 type Asking = HashMap<String, Vec<oneshot::Sender<Resolved>>>;
 
-/// Who waits for which host. The threads of a process do not exist in one that was forked from it, so the id of the process is kept.
-static ASKING: Mutex<Option<(u32, Asking)>> = Mutex::new(None);
+/// Who waits for which host.
+static ASKING: PerProcess<Asking> = PerProcess::new();
 
 fn ask_system(host: &str, answer: oneshot::Sender<Resolved>) -> io::Result<()> {
-    let mut asking = ASKING.lock();
-    let process = std::process::id();
-    let (owner, hosts) = asking.get_or_insert_with(|| (process, HashMap::new()));
-    if *owner != process {
-        (*owner, *hosts) = (process, HashMap::new());
-    }
+    ASKING.with(|hosts| ask_once(hosts, host, answer))
+}
+
+fn ask_once(hosts: &mut Asking, host: &str, answer: oneshot::Sender<Resolved>) -> io::Result<()> {
     if let Some(waiting) = hosts.get_mut(host) {
         // Those that have given up need not be kept until the system answers.
         waiting.retain(|answer| !answer.is_closed());
@@ -141,7 +140,7 @@ fn ask_system(host: &str, answer: oneshot::Sender<Resolved>) -> io::Result<()> {
             Ok(addresses) if addresses.is_empty() => Err("it has no address".to_owned()),
             resolved => resolved.map_err(|error| error.to_string()),
         };
-        let waiting = ASKING.lock().as_mut().and_then(|(_, hosts)| hosts.remove(&name));
+        let waiting = ASKING.with(|hosts| hosts.remove(&name));
         for answer in waiting.into_iter().flatten() {
             // Whoever asked may be gone.
             drop(answer.send(resolved.clone()));

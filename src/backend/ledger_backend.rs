@@ -65,6 +65,12 @@ pub trait LedgerStore: fmt::Debug + Send + Sync + 'static {
         stream::pending().boxed()
     }
 
+    /// Whether the store can have been sent anything. Set this before the first change is run, and never reset it. Until then, releases are
+    /// answered without asking the store, and requests that are dropped change nothing when they are run later.
+    fn was_reached(&self) -> bool {
+        true
+    }
+
     /// Returns when the store has answered.
     fn ping(&self) -> impl Future<Output = Result<(), BackendError>> + Send {
         std::future::ready(Ok(()))
@@ -169,6 +175,9 @@ impl<S: LedgerStore> LedgerBackend<S> {
     }
 
     async fn release_all_but(&self, lease: &LeaseRef, keep: u32) -> Result<Released, BackendError> {
+        if !self.store.was_reached() {
+            return if self.closing.is_closed() { Err(BackendError::Closed) } else { Ok(Released::Absent) };
+        }
         let asked = lease.clone();
         let release = move |ledger: &mut Ledger, stamp, events: &mut Vec<Event>| {
             ledger.release(&asked, keep, stamp, events)
@@ -315,11 +324,18 @@ impl<S: LedgerStore> Backend for LedgerBackend<S> {
 
     fn request<'a>(&'a self, request: &'a Request) -> BoxFuture<'a, Result<Answer, BackendError>> {
         async move {
-            let asked = request.clone();
-            let key = &request.lease.resource.key;
-            let mut answer = self
-                .change(key, move |ledger, stamp, events| ledger.request(&asked, stamp, events))
-                .await??;
+            let (asked, key) = (request.clone(), &request.lease.resource.key);
+            let (is_early, wanted) = (!self.store.was_reached(), Arc::new(()));
+            let wish = Arc::downgrade(&wanted);
+            let change = move |ledger: &mut Ledger, stamp, events: &mut Vec<Event>| {
+                // It was dropped before the store was reached, and its release may have been answered by then.
+                if is_early && wish.strong_count() == 0 {
+                    return Ok(Answer::Busy { limit: None });
+                }
+                ledger.request(&asked, stamp, events)
+            };
+            let mut answer = self.change(key, change).await??;
+            drop(wanted);
             if let (Answer::Queued(queued), Wakes::Polled(interval)) = (&mut answer, self.capabilities.wakes)
             {
                 queued.ask_again_in = Some(queued.ask_again_in.map_or(interval, |pause| pause.min(interval)));

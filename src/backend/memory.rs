@@ -18,6 +18,7 @@ use super::BackendError;
 use super::ledger::{Ledger, Stamp};
 use super::ledger_backend::{LedgerBackend, LedgerStore, backend_on_ledger};
 use super::types::{Capabilities, Event};
+use crate::origin::PerProcess;
 
 /// Locks and semaphores for the tasks of one process, and a substitute for Redis in tests.
 ///
@@ -42,7 +43,7 @@ struct Shared {
 }
 
 /// The stores with a name that are in use.
-static NAMED: Mutex<BTreeMap<String, Weak<Shared>>> = Mutex::new(BTreeMap::new());
+static NAMED: PerProcess<BTreeMap<String, Weak<Shared>>> = PerProcess::new();
 
 #[derive(Default)]
 struct Records {
@@ -66,12 +67,13 @@ impl MemoryBackend {
     /// `memory:NAME` stands for.
     #[must_use]
     pub fn named(name: &str) -> Self {
-        let mut named = NAMED.lock();
-        named.retain(|_, shared| shared.strong_count() > 0);
-        let shared = named.get(name).and_then(Weak::upgrade).unwrap_or_else(|| {
-            let new = Shared::new();
-            named.insert(name.to_owned(), Arc::downgrade(&new));
-            new
+        let shared = NAMED.with(|named| {
+            named.retain(|_, shared| shared.strong_count() > 0);
+            named.get(name).and_then(Weak::upgrade).unwrap_or_else(|| {
+                let new = Shared::new();
+                named.insert(name.to_owned(), Arc::downgrade(&new));
+                new
+            })
         });
         Self::on(shared)
     }

@@ -78,10 +78,14 @@ pub(super) fn boolean(name: &str, value: &str) -> Result<bool, Error> {
 }
 
 /// The error for an option that is not one of those `known`. What looks like an option and is none may be a part of a password.
-pub(super) fn unknown_option(name: &str, known: &str) -> Error {
+pub(super) fn unknown_option(name: &str, known: &[&str]) -> Error {
     let is_word = name.len() <= 30 && name.chars().all(|c| c.is_ascii_alphabetic() || "-_".contains(c));
     let named = if is_word { format!("unknown option `{name}`") } else { "unknown option".to_owned() };
-    invalid(format!("{named}; the known ones are {known}"))
+    if known.is_empty() {
+        return invalid(format!("{named}; a URL of this scheme has no options"));
+    }
+    let known: Vec<_> = known.iter().map(|option| format!("`{option}`")).collect();
+    invalid(format!("{named}; the known ones are {}", known.join(", ")))
 }
 
 #[cfg(test)]
@@ -110,13 +114,13 @@ mod tests {
 
     #[test]
     fn an_unknown_option_is_named_if_it_can_be_one() {
-        for (name, said) in [
-            ("color", "unknown option `color`; the known ones are `a`"),
-            ("statement-cache-capacity", "unknown option `statement-cache-capacity`;"),
-            ("useSSL", "unknown option `useSSL`;"),
-            ("hunt er2", "unknown option; the known ones are `a`"),
+        for (name, known, said) in [
+            ("color", &["a", "b"][..], "unknown option `color`; the known ones are `a`, `b`"),
+            ("statement-cache-capacity", &["a"], "unknown option `statement-cache-capacity`;"),
+            ("useSSL", &[], "unknown option `useSSL`; a URL of this scheme has no options"),
+            ("hunt er2", &["a"], "unknown option; the known ones are `a`"),
         ] {
-            let error = unknown_option(name, "`a`").to_string();
+            let error = unknown_option(name, known).to_string();
             assert!(error.contains(said), "{error}");
         }
     }

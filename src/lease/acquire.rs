@@ -197,8 +197,8 @@ impl<'a> Waiter<'a> {
 
     async fn attempt(&mut self) -> Result<Option<Hold>, Error> {
         if !self.wait_for_releases().await {
-            let answers = probe(self.keeper, self.resource, Some(Instant::now())).await;
-            return self.time_is_up(answers);
+            let probed = probe(self.keeper, self.resource, Some(Instant::now())).await;
+            return self.time_is_up(probed);
         }
         loop {
             self.arrive()?;
@@ -281,7 +281,7 @@ impl<'a> Waiter<'a> {
                 message = receiver => return self.received(message.ok()).map(|hold| Some(ControlFlow::Break(Some(hold)))),
             },
         };
-        let (answer, sent) = asked.ok_or_else(|| self.error(unanswered()))?;
+        let (answer, sent) = asked.ok_or_else(|| self.error(self.keeper.unanswered()))?;
         ScopeGuard::into_inner(dropped);
         let limit = answer.as_ref().ok().and_then(Answer::limit);
         let may_be_known = may_be_known(&answer);
@@ -380,23 +380,21 @@ impl<'a> Waiter<'a> {
             until(deadline.map(before_end)).await;
             let last = last_answer(keeper, place.as_ref(), lease.as_ref());
             let is_recent = matches!(last, Ok(Some(at)) if at.elapsed() < ROUND_TRIP);
-            let answers = is_recent || probe(keeper, resource, deadline).await;
+            let answers = if is_recent { Ok(()) } else { probe(keeper, resource, deadline).await };
             until(deadline).await;
             answers
         };
         tokio::select! {
             biased;
             message = keeper.while_running(receiver) => self.received(message.ok()).map(Some),
-            answers = not_in_time => self.time_is_up(answers),
+            probed = not_in_time => self.time_is_up(probed),
         }
     }
 
     /// Nothing was granted in time: because others hold the resource, or because the store does not answer.
-    fn time_is_up(&mut self, store_answers: bool) -> Result<Option<Hold>, Error> {
-        let error = match last_answer(self.keeper, self.place.as_ref(), self.lease.as_ref()) {
-            Err(error) => Some(error),
-            Ok(_) => (!store_answers).then(unanswered),
-        };
+    fn time_is_up(&mut self, probed: Result<(), BackendError>) -> Result<Option<Hold>, Error> {
+        let last = last_answer(self.keeper, self.place.as_ref(), self.lease.as_ref());
+        let error = last.map(drop).and(probed).err();
         match self.receiver.as_mut().map(oneshot::Receiver::try_recv) {
             None | Some(Err(TryRecvError::Empty)) => error.map_or(Ok(None), |error| Err(self.error(error))),
             Some(message) => self.received(message.ok()).map(Some),
@@ -524,14 +522,17 @@ fn last_answer(
     }
 }
 
-/// Whether the store answers before the deadline, or within [`ROUND_TRIP`] if that is longer.
-async fn probe(keeper: &Keeper, resource: &Resource, deadline: Option<Instant>) -> bool {
+/// Whether the store answers before the deadline, or within [`ROUND_TRIP`] if that is longer; if not, why.
+async fn probe(keeper: &Keeper, resource: &Resource, deadline: Option<Instant>) -> Result<(), BackendError> {
     let inspected = keeper.backend.inspect(resource, Detail::Counts);
     let deadline = deadline.map(|end| end.max(Instant::now() + ROUND_TRIP));
     tokio::select! {
         biased;
-        answer = inspected => !answer.is_err_and(|error| error.is_transient()),
-        () = until(deadline) => false,
+        answer = inspected => match answer {
+            Err(error) if error.is_transient() => Err(error),
+            _ => Ok(()),
+        },
+        () = until(deadline) => Err(keeper.unanswered()),
     }
 }
 
@@ -541,8 +542,4 @@ async fn until(deadline: Option<Instant>) {
         Some(deadline) => sleep_until(deadline).await,
         None => pending().await,
     }
-}
-
-fn unanswered() -> BackendError {
-    BackendError::Unanswered { source: "no answer within the time limit".into() }
 }

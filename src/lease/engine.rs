@@ -5,14 +5,16 @@ use std::pin::pin;
 use std::sync::Arc;
 use std::time::Duration;
 
-use tokio::time::timeout;
+use tokio::time::{Instant, timeout_at};
 
 use super::keeper::Keeper;
-use crate::backend::{Backend, BackendError};
+use crate::backend::Backend;
 use crate::error::Error;
 
-/// How long a shutdown waits for releases to be confirmed before it leaves them to expire.
-const DRAIN: Duration = Duration::from_secs(5);
+/// How long a shutdown takes at most. Releases that are not confirmed by then are left to expire.
+const SHUTDOWN: Duration = Duration::from_secs(5);
+/// How much of that is for closing connections at least.
+const CLOSING: Duration = Duration::from_millis(500);
 
 /// A handle to the keeper of a client. The keeper's tasks end when the last handle to the client is gone; a clone of the `Arc` that it
 /// dereferences to is no handle.
@@ -27,16 +29,17 @@ impl Engine {
     /// Shuts the client down: waiting requests fail, live leases are lost, everything is released, connections are closed.
     pub(crate) async fn shutdown(&self) -> Result<(), Error> {
         self.origin.check("shutdown", None)?;
+        let (end, given_up) = (Instant::now() + SHUTDOWN, self.given_up());
         self.close();
-        let drained = timeout(DRAIN, self.while_running(pin!(self.drained()))).await;
-        self.backend.close().await;
+        let drained = timeout_at(end - CLOSING, self.while_running(pin!(self.drained()))).await;
+        let given_up = self.given_up() - given_up;
+        let is_done = drained.is_ok() && given_up == 0;
+        // Before the backend is closed, because then the releases that are left fail for that reason.
+        let left = (!is_done).then(|| self.unconfirmed(given_up));
+        // What takes longer ends on its own.
+        let _ = timeout_at(end, self.backend.close()).await;
         self.abandoned.cancel();
-        let unconfirmed = match drained {
-            Ok(true) => return Ok(()),
-            Ok(false) => "the store did not confirm all releases".into(),
-            Err(late) => late.into(),
-        };
-        Err(self.error(BackendError::Unanswered { source: unconfirmed }, "shutdown", None))
+        left.map_or(Ok(()), |left| Err(self.error(left, "shutdown", None)))
     }
 }
 

@@ -53,6 +53,8 @@ pub(crate) struct Keeper {
     pub(super) origin: Origin,
     /// How many releases were never confirmed.
     pub(super) given_up: AtomicUsize,
+    /// Why the release that was answered last was not confirmed; `None` if it was.
+    pub(super) last_failure: Mutex<Option<BackendError>>,
     /// Cancelled with the last handle to the client, when no further release can be queued, and after a shutdown.
     pub(super) abandoned: CancellationToken,
     /// The crate's own thread, if held leases are kept there.
@@ -78,6 +80,7 @@ impl Keeper {
             closing: Closing::default(),
             origin: Origin::default(),
             given_up: AtomicUsize::new(0),
+            last_failure: Mutex::default(),
             abandoned: CancellationToken::new(),
             background,
             runs: Runs::default(),
@@ -103,6 +106,11 @@ impl Keeper {
         self.origin.check(operation, name)
     }
 
+    /// See [`Origin::was_elsewhere`].
+    pub(crate) fn was_elsewhere(&self, now: Instant) -> bool {
+        self.origin.was_elsewhere(now)
+    }
+
     pub(crate) const fn closing(&self) -> &Closing {
         &self.closing
     }
@@ -110,6 +118,15 @@ impl Keeper {
     /// Adds the operation, the name and the store to a backend's error.
     pub(crate) fn error(&self, error: BackendError, step: &'static str, name: Option<&str>) -> Error {
         Error::from_backend(error, step, name, &self.backend.capabilities().store)
+    }
+
+    /// The error for what the store has not answered in time, with the reason if the store is known to be unreachable.
+    pub(super) fn unanswered(&self) -> BackendError {
+        let nodes = self.backend.state().nodes;
+        let reasons: Vec<_> = nodes.iter().filter_map(|node| node.reason.as_deref()).collect();
+        let colon = if reasons.is_empty() { "" } else { ": " };
+        let source = format!("no answer within the time limit{colon}{}", reasons.join("; "));
+        BackendError::Unanswered { source: source.into() }
     }
 }
 

@@ -223,12 +223,23 @@ impl Keeper {
         }
     }
 
-    /// Waits until no release is pending. Returns whether the store has confirmed all those that were pending.
-    pub(super) async fn drained(&self) -> bool {
-        let given_up = || self.given_up.load(Ordering::Relaxed);
-        let before = given_up();
+    /// Waits until no release is pending.
+    pub(super) async fn drained(&self) {
         self.releases.drained(|| self.leases.lock().is_empty()).await;
-        given_up() == before
+    }
+
+    /// How many releases were never confirmed.
+    pub(super) fn given_up(&self) -> usize {
+        self.given_up.load(Ordering::Relaxed)
+    }
+
+    /// How many releases are left when a shutdown gives them up, besides those that were given up before, and why.
+    pub(super) fn unconfirmed(&self, given_up: usize) -> BackendError {
+        let known = self.leases.lock().len();
+        let left = known.max(self.releases.unfinished()) + given_up;
+        let why = self.last_failure.lock().clone().unwrap_or_else(|| self.unanswered());
+        let (releases, were) = if left == 1 { ("release", "was") } else { ("releases", "were") };
+        BackendError::Unanswered { source: format!("{left} {releases} {were} not confirmed: {why}").into() }
     }
 
     /// Sends pending releases.
@@ -298,6 +309,7 @@ impl Keeper {
             let repeated = mem::replace(&mut pending.repeated, true);
             let answer = self.send_release(&pending.lease, pending.keep).await;
             let answer = answer.map(|found| if repeated { found.by_repetition() } else { found });
+            *self.last_failure.lock() = answer.as_ref().err().cloned();
             // `release` waits like a request that does not wait, from the first attempt, which was `lasts` before the end.
             let has_persisted = Instant::now() >= give_up - lasts + PERSIST;
             let is_final = |error: &BackendError| has_persisted || !error.is_transient();

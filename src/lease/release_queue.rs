@@ -210,6 +210,11 @@ impl ReleaseQueue {
         self.finished.notify_waiters();
     }
 
+    /// How many releases are queued or in flight.
+    pub(super) fn unfinished(&self) -> usize {
+        self.queue.lock().unfinished()
+    }
+
     pub(super) fn is_empty(&self) -> bool {
         self.queue.lock().unfinished.is_empty()
     }

@@ -28,7 +28,8 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::pin::Pin;
 use std::time::{Duration, Instant};
 
-use leasehold::{Client, DistMutex, Error, Guard, MutexOptions};
+use leasehold::backend::Status;
+use leasehold::{Client, DistMutex, Error, Guard, MutexOptions, SemaphoreOptions};
 use support::{Worker, eventually, say, within, worker_args};
 use tokio::runtime::{Builder, Runtime};
 use tokio::time::{sleep, timeout};
@@ -54,8 +55,8 @@ struct State {
     client: Client,
     mutex: DistMutex,
     guard: Guard,
-    /// One for each way in which the child can be rid of it.
-    more: [Guard; 2],
+    /// For each way in which the child can be rid of it, one of each primitive: those that are released, and those that are dropped.
+    more: [Vec<Guard>; 2],
     waiting: Waiting,
 }
 
@@ -77,15 +78,26 @@ async fn prepare(url: &str) -> State {
     let client = Client::connect(url).await.expect("connected");
     let mutex = mutex_of(&client, "forked");
     let guard = mutex.lock().await.expect("free");
-    let mut more = Vec::new();
-    for name in ["released", "dropped"] {
-        more.push(mutex_of(&client, name).lock().await.expect("free"));
-    }
+    let more = [of_each_kind(&client, "released").await, of_each_kind(&client, "dropped").await];
     let waiter = mutex.clone();
     let mut waiting: Waiting = Box::pin(async move { waiter.lock().await });
     assert!(timeout(SECOND / 5, &mut waiting).await.is_err(), "it is held");
-    let more = more.try_into().expect("two");
     State { url: url.to_owned(), client, mutex, guard, more, waiting }
+}
+
+/// A guard of each primitive.
+async fn of_each_kind(client: &Client, name: &str) -> Vec<Guard> {
+    let (lock, permits) = (MutexOptions::new().ttl(TTL), SemaphoreOptions::new().ttl(TTL));
+    let reentrant = client.reentrant_lock_with(&format!("{name} again"), "me", lock).expect("valid");
+    let counting =
+        client.counting_semaphore_with(&format!("{name} permit"), 2, permits.clone()).expect("valid");
+    let fair = client.fair_semaphore_with(&format!("{name} in order"), 2, permits).expect("valid");
+    vec![
+        mutex_of(client, name).lock().await.expect("free"),
+        reentrant.lock().await.expect("free"),
+        counting.acquire().await.expect("free"),
+        fair.acquire().await.expect("free"),
+    ]
 }
 
 #[expect(unsafe_code, reason = "there is no safe way to fork")]
@@ -134,27 +146,39 @@ fn forking_worker() {
 fn in_child(state: State) {
     let State { url, client, mutex, guard, more: [released, dropped], waiting } = state;
     let runtime = runtime_of("current_thread");
+    // So long, a copy may not know yet that it is one.
+    std::thread::sleep(Duration::from_millis(2));
     runtime.block_on(async {
         let begin = Instant::now();
+        for copy in released.iter().chain(&dropped).chain([&guard]) {
+            assert!(!copy.is_held() && copy.remaining().is_zero(), "{copy:?}");
+        }
+        let state = client.state();
+        assert!(matches!(state.status, Status::Closed), "{state:?}");
+        assert!(state.nodes[0].to_string().contains("the process id has changed"), "{state:?}");
         assert_forked(mutex.try_lock().await, "try_lock");
         assert_forked(mutex.lock().await, "lock");
         assert_forked(mutex.lock_timeout(SECOND * 5).await, "lock_timeout");
         assert_forked(client.mutex("new").expect("valid").try_lock().await, "another lock");
-        assert_forked(
-            client.counting_semaphore("permits", 2).expect("valid").try_acquire().await,
-            "a permit",
-        );
+        let permits = client.counting_semaphore("permits", 2).expect("valid");
+        assert_forked(permits.try_acquire().await, "a permit");
+        assert_forked(permits.resize(3).await, "resize");
+        let fair = client.fair_semaphore("in order", 2).expect("valid");
+        assert_forked(fair.try_acquire().await, "a permit in order");
+        let reentrant = client.reentrant_lock("again", "me").expect("valid");
+        assert_forked(reentrant.try_lock().await, "an owner");
         assert_forked(mutex.inspect().await, "inspect");
         assert_forked(mutex.force_release().await, "force_release");
         assert_forked(client.ping(SECOND).await, "ping");
         assert_forked(client.check().await, "check");
         assert_forked(client.shutdown().await, "shutdown");
-        assert_forked(released.release().await, "release");
+        for copy in released {
+            assert_forked(copy.release().await, "release");
+        }
         assert!(begin.elapsed() < SECOND, "refused after {:?}", begin.elapsed());
         drop(dropped);
     });
     // Within the runtime and outside.
-    let _ = client.state();
     runtime.block_on(async { drop(waiting) });
     drop((mutex, guard, client));
     runtime.block_on(async {
@@ -203,7 +227,7 @@ async fn in_parent(state: State, child: libc::pid_t) {
                 panic!("the child does not end");
             }
         }
-        for guard in more.iter().chain([&guard]) {
+        for guard in more.iter().flatten().chain([&guard]) {
             assert!(guard.is_held(), "held: {}", guard.name());
         }
         round += 1;
@@ -220,7 +244,7 @@ async fn in_parent(state: State, child: libc::pid_t) {
     within(REQUEST, guard.release()).await.expect("released");
     let granted = within(CONNECT, waiting).await.expect("granted");
     granted.release().await.expect("released");
-    for guard in more {
+    for guard in more.into_iter().flatten() {
         guard.release().await.expect("released");
     }
     client.shutdown().await.expect("shut down");

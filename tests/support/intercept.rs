@@ -32,6 +32,19 @@ pub(crate) trait Intercept: fmt::Debug + Send + Sync + 'static {
     fn force_release<'a>(&'a self, store: &'a MemoryBackend, resource: &'a Resource) -> Reply<'a, bool> {
         store.force_release(resource)
     }
+
+    fn inspect<'a>(
+        &'a self,
+        store: &'a MemoryBackend,
+        resource: &'a Resource,
+        detail: Detail,
+    ) -> Reply<'a, Inspection> {
+        store.inspect(resource, detail)
+    }
+
+    fn close<'a>(&'a self, store: &'a MemoryBackend) -> BoxFuture<'a, ()> {
+        store.close()
+    }
 }
 
 /// A peer of a store, with an interceptor in front of it.
@@ -87,7 +100,7 @@ impl<I: Intercept> Backend for Intercepted<I> {
     }
 
     fn inspect<'a>(&'a self, resource: &'a Resource, detail: Detail) -> Reply<'a, Inspection> {
-        self.store.inspect(resource, detail)
+        self.interceptor.inspect(&self.store, resource, detail)
     }
 
     fn events(&self) -> BoxStream<'static, Event> {
@@ -99,6 +112,6 @@ impl<I: Intercept> Backend for Intercepted<I> {
     }
 
     fn close(&self) -> BoxFuture<'_, ()> {
-        self.store.close()
+        self.interceptor.close(&self.store)
     }
 }

@@ -50,7 +50,6 @@ pub(super) async fn drive(shared: Arc<Shared>) {
     drop(beating);
     shared.schedule.abandon();
     shared.link.close().await;
-    shared.health.close();
 }
 
 /// From the first use of the connection on, checks it regularly and sweeps unused records.

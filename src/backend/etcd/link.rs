@@ -1,6 +1,7 @@
 //! The connection of a client: to the first member that can be reached, and to the next one when it is lost.
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use futures::future::join_all;
@@ -24,6 +25,8 @@ pub(super) struct Link {
     probe: RangeRequest,
     closing: CancellationToken,
     used: SetOnce<()>,
+    /// Whether there has been a connection.
+    was_reached: AtomicBool,
     state: tokio::sync::Mutex<State>,
 }
 
@@ -44,8 +47,12 @@ struct Failed {
 
 impl Link {
     pub(super) fn new(settings: Arc<Settings>, probe: RangeRequest) -> Self {
-        let (closing, used, state) = Default::default();
-        Self { settings, probe, closing, used, state }
+        let (closing, used, was_reached, state) = Default::default();
+        Self { settings, probe, closing, used, was_reached, state }
+    }
+
+    pub(super) fn was_reached(&self) -> bool {
+        self.was_reached.load(Ordering::SeqCst)
     }
 
     /// The connection, which is opened if there is none. All that wait for the same attempt share its outcome.
@@ -65,11 +72,13 @@ impl Link {
             if failed.at > asked {
                 return Err(failed.failure.clone());
             }
-            sleep(failed.pause.saturating_sub(failed.at.elapsed())).await;
+            let pause = failed.pause.saturating_sub(failed.at.elapsed());
+            self.closing.run_until_cancelled(sleep(pause)).await;
         }
         let attempt = self.closing.run_until_cancelled(self.connect(&mut state)).await;
-        match attempt.unwrap_or_else(|| Err(Failure::unavailable("the client is closed"))) {
+        match attempt.unwrap_or_else(|| Err(Failure::closed())) {
             Ok(connection) => {
+                self.was_reached.store(true, Ordering::SeqCst);
                 state.failed = None;
                 Ok(Arc::clone(state.connection.insert(Arc::new(connection))))
             }
@@ -138,9 +147,14 @@ impl Link {
         join_all(each).await.into_iter().flatten().collect()
     }
 
+    /// No further connection is opened.
+    pub(super) fn stop_connecting(&self) {
+        self.closing.cancel();
+    }
+
     /// Closes the connection. There is no other one after it.
     pub(super) async fn close(&self) {
-        self.closing.cancel();
+        self.stop_connecting();
         if let Some(connection) = self.state.lock().await.connection.take() {
             connection.give_up();
         }

@@ -175,6 +175,10 @@ impl LedgerStore for EtcdStore {
         self.shared.health.changes()
     }
 
+    fn was_reached(&self) -> bool {
+        self.shared.link.was_reached()
+    }
+
     /// Reads what does not exist.
     async fn ping(&self) -> Result<(), BackendError> {
         self.run(driver::ping(Arc::clone(&self.shared))).await
@@ -200,9 +204,11 @@ impl LedgerStore for EtcdStore {
 }
 
 impl EtcdStore {
-    /// Nothing new is begun, and the connection is closed when what has begun is done.
+    /// Nothing new is begun, and the connection, if there is one, is closed when what has begun is done.
     fn stop(&self) {
+        self.shared.health.close();
         self.shared.schedule.close();
+        self.shared.link.stop_connecting();
         self.mailbox.close();
     }
 }

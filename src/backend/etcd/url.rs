@@ -7,7 +7,7 @@ use crate::backend::url_parts::{check_at_signs, duration, invalid, options, unkn
 use crate::error::Error;
 
 const PORT: u16 = 2379;
-const OPTIONS: &str = "`prefix`, `connect_timeout` and `reply_timeout`";
+const OPTIONS: &[&str] = &["prefix", "connect_timeout", "reply_timeout"];
 const SHAPE: &str = "it is not of the form `etcd://[user:password@]host[:port][,host[:port]...][?option=value&...]`, with special \
      characters percent-encoded";
 

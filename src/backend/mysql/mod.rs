@@ -189,6 +189,10 @@ impl LedgerStore for MysqlStore {
         self.health.changes()
     }
 
+    fn was_reached(&self) -> bool {
+        self.workers.was_reached()
+    }
+
     /// Reads a record that does not exist.
     async fn ping(&self) -> Result<(), BackendError> {
         // Names are not empty.
@@ -210,14 +214,14 @@ impl LedgerStore for MysqlStore {
     async fn close(&self) {
         self.stop();
         self.workers.ended().await;
-        self.health.close();
     }
 }
 
 impl MysqlStore {
-    /// Nothing new is begun, and the connections are closed when what has begun is done.
+    /// Nothing new is begun, and the connections are closed when what they have begun is done.
     fn stop(&self) {
-        self.workers.schedule.close();
+        self.health.close();
+        self.workers.close();
         self.watcher.close();
     }
 }

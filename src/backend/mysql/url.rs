@@ -11,9 +11,25 @@ use crate::backend::url_parts::{
 use crate::error::Error;
 
 /// Those of this crate, and those of `mysql_async` and sqlx that make sense here.
-const OPTIONS: &str = "`connect_timeout`, `reply_timeout`, `max_connections`, `create`, `push`, `require_ssl`, `ssl-mode`, `ssl-ca`, \
-     `ssl-cert`, `ssl-key`, `socket`, `tcp_keepalive`, `tcp_nodelay`, `compression`, `max_allowed_packet`, `secure_auth`, \
-     `enable_cleartext_plugin`";
+const OPTIONS: &[&str] = &[
+    "connect_timeout",
+    "reply_timeout",
+    "max_connections",
+    "create",
+    "push",
+    "require_ssl",
+    "ssl-mode",
+    "ssl-ca",
+    "ssl-cert",
+    "ssl-key",
+    "socket",
+    "tcp_keepalive",
+    "tcp_nodelay",
+    "compression",
+    "max_allowed_packet",
+    "secure_auth",
+    "enable_cleartext_plugin",
+];
 /// Those of `mysql_async` and sqlx that mean nothing here: this crate has no pool, prepares no statements, and makes all settings of its
 /// sessions.
 const IGNORED: [&str; 17] = [
@@ -50,7 +66,7 @@ pub(super) fn parse(url: &str) -> Result<MysqlBuilder, Error> {
         .map(|(name, value)| (usual_name(name), value))
         .filter(|(name, _)| !IGNORED.contains(name))
         .partition(|(name, _)| is_ours(name));
-    if let Some((name, _)) = theirs.iter().find(|(name, _)| !OPTIONS.contains(&format!("`{name}`"))) {
+    if let Some((name, _)) = theirs.iter().find(|(name, _)| !OPTIONS.contains(name)) {
         return Err(unknown_option(name, OPTIONS));
     }
     check_place(place)?;

@@ -82,7 +82,7 @@ impl Watcher {
         let mut attempt = self.attempt.subscribe();
         match attempt.wait_for(Option::is_some).await {
             Ok(known) => known.clone().unwrap_or(Ok(())),
-            Err(_) => Err(Failure::unavailable("the client is closed")),
+            Err(_) => Err(Failure::closed()),
         }
     }
 

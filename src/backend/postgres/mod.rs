@@ -179,6 +179,10 @@ impl LedgerStore for PostgresStore {
         self.health.changes()
     }
 
+    fn was_reached(&self) -> bool {
+        self.workers.was_reached()
+    }
+
     /// Reads a record that does not exist.
     async fn ping(&self) -> Result<(), BackendError> {
         // Names are not empty.
@@ -198,14 +202,14 @@ impl LedgerStore for PostgresStore {
     async fn close(&self) {
         self.stop();
         self.workers.ended().await;
-        self.health.close();
     }
 }
 
 impl PostgresStore {
-    /// Nothing new is begun, and the connections are closed when what has begun is done.
+    /// Nothing new is begun, and the connections are closed when what they have begun is done.
     fn stop(&self) {
-        self.workers.schedule.close();
+        self.health.close();
+        self.workers.close();
         self.listener.close();
     }
 }

@@ -11,9 +11,35 @@ use crate::backend::url_parts::{
 use crate::error::Error;
 
 /// Those of this crate, and those of `tokio_postgres` that make sense here.
-const OPTIONS: &str = "`connect_timeout`, `reply_timeout`, `max_connections`, `create`, `schema`, `sslmode`, `options`, `application_name`, \
-     `keepalives`, `keepalives_idle`, `keepalives_interval`, `keepalives_retries`, `keepalives_count`, `tcp_user_timeout`, `channel_binding`, \
-     `target_session_attrs`, `load_balance_hosts`, `sslnegotiation`, `sslrootcert`, `sslcert`, `sslkey`, `host`, `hostaddr`, `port`, `user`, `password`, `dbname`";
+const OPTIONS: &[&str] = &[
+    "connect_timeout",
+    "reply_timeout",
+    "max_connections",
+    "create",
+    "schema",
+    "sslmode",
+    "options",
+    "application_name",
+    "keepalives",
+    "keepalives_idle",
+    "keepalives_interval",
+    "keepalives_retries",
+    "keepalives_count",
+    "tcp_user_timeout",
+    "channel_binding",
+    "target_session_attrs",
+    "load_balance_hosts",
+    "sslnegotiation",
+    "sslrootcert",
+    "sslcert",
+    "sslkey",
+    "host",
+    "hostaddr",
+    "port",
+    "user",
+    "password",
+    "dbname",
+];
 
 /// Options of libpq and sqlx that mean nothing here: they are ignored, because people paste the URL that they have.
 const IGNORED: &[&str] = &[
@@ -40,7 +66,7 @@ pub(super) fn parse(url: &str) -> Result<PostgresBuilder, Error> {
         .map(|(name, value)| (usual_name(name), value))
         .filter(|(name, _)| !IGNORED.contains(name))
         .partition(|(name, _)| is_ours(name));
-    if let Some((name, _)) = theirs.iter().find(|(name, _)| !OPTIONS.contains(&format!("`{name}`"))) {
+    if let Some((name, _)) = theirs.iter().find(|(name, _)| !OPTIONS.contains(name)) {
         return Err(unknown_option(name, OPTIONS));
     }
     // Certificates are always verified.

@@ -38,6 +38,11 @@ impl Failure {
         Self { why: why.into(), remedy: Remedy::Wait, is_broken: true, is_certain: true }
     }
 
+    /// The client was closed before there was a connection.
+    pub(in crate::backend) fn closed() -> Self {
+        Self::unavailable("the client is closed")
+    }
+
     /// The server has declined for a reason that can be over within seconds. Nothing was stored, and the session is of no use.
     pub(in crate::backend) fn not_now(why: impl Into<String>) -> Self {
         Self { remedy: Remedy::NotNow, ..Self::unavailable(why) }

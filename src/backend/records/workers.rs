@@ -6,12 +6,14 @@
 use std::collections::BTreeMap;
 use std::future::pending;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
 use tokio::runtime::Handle;
 use tokio::sync::Notify;
 use tokio::time::{sleep, timeout};
+use tokio_util::sync::CancellationToken;
 
 use super::failure::{Failure, Remedy};
 use super::health::{Health, Purpose};
@@ -63,6 +65,10 @@ pub(in crate::backend) struct Workers<C: Connection> {
     pub(in crate::backend) schedule: Schedule<C::Written>,
     runtime: Handle,
     crew: Mutex<Crew>,
+    /// Whether there has been a connection.
+    was_reached: AtomicBool,
+    /// Cancelled when the client is closed: no further connection is opened.
+    closing: CancellationToken,
     /// Notified when one has ended.
     ended: Notify,
 }
@@ -100,7 +106,12 @@ impl<C: Connection> Workers<C> {
         runtime: Handle,
     ) -> Self {
         let (schedule, crew, ended) = Default::default();
-        Self { settings, max, time_limit, health, schedule, runtime, crew, ended }
+        let (was_reached, closing) = Default::default();
+        Self { settings, max, time_limit, health, schedule, runtime, crew, was_reached, closing, ended }
+    }
+
+    pub(in crate::backend) fn was_reached(&self) -> bool {
+        self.was_reached.load(Ordering::SeqCst)
     }
 
     /// See [`Schedule::transact`].
@@ -143,7 +154,13 @@ impl<C: Connection> Workers<C> {
         self.crew.lock().members.first_key_value().is_some_and(|(oldest, _)| *oldest == number)
     }
 
-    /// Returns when all have ended, after the schedule was closed.
+    /// Nothing new is begun, and no further connection is opened. What has been asked for is done if there is one.
+    pub(in crate::backend) fn close(&self) {
+        self.schedule.close();
+        self.closing.cancel();
+    }
+
+    /// Returns when all have ended, after they were closed.
     pub(in crate::backend) async fn ended(&self) {
         let all = async {
             loop {
@@ -384,8 +401,9 @@ impl<C: Connection> Worker<C> {
     async fn connect(&mut self) -> Result<&mut C, Failure> {
         if !self.is_usable() {
             self.disconnect();
-            let opened = C::open(&self.workers.settings).await?;
-            self.connection = Some(opened);
+            let opened = self.workers.closing.run_until_cancelled(C::open(&self.workers.settings)).await;
+            self.connection = Some(opened.unwrap_or_else(|| Err(Failure::closed()))?);
+            self.workers.was_reached.store(true, Ordering::SeqCst);
             let mut crew = self.workers.crew.lock();
             crew.set_answered(self.number, Some(Instant::now()));
             crew.refused = None;

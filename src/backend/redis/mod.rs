@@ -402,10 +402,10 @@ impl RedisBuilder {
     /// A backend that is not connected.
     fn build(&self) -> Result<RedisBackend, Error> {
         let timeouts = self.timeouts;
-        for timeout in [timeouts.connect, timeouts.reply] {
+        for (name, timeout) in [("connect_timeout", timeouts.connect), ("reply_timeout", timeouts.reply)] {
             if timeout < MIN_TIMEOUT || timeout > MAX_TIMEOUT {
                 let why = format!("{timeout:?} is not between {MIN_TIMEOUT:?} and {MAX_TIMEOUT:?}");
-                return Err(Error::invalid("timeout", why));
+                return Err(Error::invalid(name, why));
             }
         }
         check_duration("poll interval", self.poll_interval, MAX_POLL_INTERVAL)?;

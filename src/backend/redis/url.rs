@@ -4,7 +4,7 @@ use std::path::PathBuf;
 
 use super::target::{Login, Server, Target, Topology};
 use crate::backend::by_url::REDIS_SCHEMES;
-use crate::backend::url_parts::{decode, invalid, options};
+use crate::backend::url_parts::{decode, invalid, options, unknown_option};
 use crate::error::Error;
 
 const DEFAULT_PORT: u16 = 6379;
@@ -70,16 +70,9 @@ pub(super) fn parse(url: &str) -> Result<Target, Error> {
     };
     // Last: before it is known what the rest of the URL is, this may be a part of a password.
     if let Some((name, _)) = options(query).next() {
-        return Err(unknown_option(name));
+        return Err(unknown_option(name, &[]));
     }
     Ok(Target { topology, login, tls: form.tls })
-}
-
-/// What does not look like the name of an option is not repeated.
-fn unknown_option(name: &str) -> Error {
-    let is_word = name.len() <= 30 && name.chars().all(|c| c.is_ascii_lowercase() || matches!(c, '_' | '-'));
-    let named = if is_word { format!("unknown option `{name}`") } else { "unknown option".to_owned() };
-    invalid(format!("{named}; a URL of this scheme has no options"))
 }
 
 #[derive(Clone, Copy, PartialEq, Eq)]

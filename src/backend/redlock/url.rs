@@ -5,6 +5,8 @@ use crate::backend::RedisBackend;
 use crate::backend::url_parts::{check_at_signs, duration, invalid, options, unknown_option};
 use crate::error::Error;
 
+const OPTIONS: &[&str] = &["node_timeout", "connect_timeout", "reply_timeout", "poll_interval"];
+
 /// Parses the URL. Errors never repeat it, because it may contain a password.
 pub(super) fn parse(url: &str) -> Result<RedlockBuilder, Error> {
     let Some((scheme, rest)) = url.split_once("://") else {
@@ -53,10 +55,7 @@ fn set(builder: RedlockBuilder, name: &str, value: &str) -> Result<RedlockBuilde
             let interval = duration()?;
             builder.each(|node| node.poll_interval(interval))
         }
-        _ => {
-            let known = "`node_timeout`, `connect_timeout`, `reply_timeout`, `poll_interval`";
-            return Err(unknown_option(name, known));
-        }
+        _ => return Err(unknown_option(name, OPTIONS)),
     })
 }
 

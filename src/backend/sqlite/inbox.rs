@@ -15,18 +15,17 @@ use parking_lot::Mutex;
 use uuid::Uuid;
 
 use crate::backend::{Event, EventSender, LeaseId, Ledger};
-use crate::origin::Origin;
+use crate::origin::PerProcess;
 
 /// A grant names a key, of at most a kilobyte.
 const LONGEST: usize = 4096;
 
 /// The inboxes of this process.
-static HERE: Mutex<BTreeMap<Uuid, Weak<Inbox>>> = Mutex::new(BTreeMap::new());
+static HERE: PerProcess<BTreeMap<Uuid, Weak<Inbox>>> = PerProcess::new();
 
 /// The inbox of a client.
 #[derive(Debug)]
 pub(super) struct Inbox {
-    origin: Origin,
     /// `None` where there is no loopback interface, so this client polls, and once the client is closed.
     socket: Mutex<Option<UdpSocket>>,
     client: OnceLock<Uuid>,
@@ -39,15 +38,15 @@ impl Inbox {
     pub(super) fn new() -> Self {
         let socket = UdpSocket::bind((Ipv4Addr::LOCALHOST, 0));
         let socket = socket.and_then(|socket| socket.set_nonblocking(true).map(|()| socket)).ok();
-        let origin = Origin::default();
         let socket = Mutex::new(socket);
-        Self { origin, socket, client: OnceLock::new(), events: Mutex::default(), waiting: Mutex::default() }
+        Self { socket, client: OnceLock::new(), events: Mutex::default(), waiting: Mutex::default() }
     }
 
     /// The events from now on, for the client with this id, which never changes. A later stream replaces an earlier one.
     pub(super) fn open(self: &Arc<Self>, client: Uuid) -> BoxStream<'static, Event> {
         let events = self.events.lock().open();
-        HERE.lock().insert(*self.client.get_or_init(|| client), Arc::downgrade(self));
+        let client = *self.client.get_or_init(|| client);
+        HERE.with(|here| here.insert(client, Arc::downgrade(self)));
         stream::select(events, datagrams(Arc::downgrade(self))).boxed()
     }
 
@@ -130,15 +129,14 @@ impl Inbox {
 impl Drop for Inbox {
     fn drop(&mut self) {
         if let Some(client) = self.client.get() {
-            HERE.lock().remove(client);
+            HERE.with(|here| here.remove(client));
         }
     }
 }
 
 /// The inbox of a client, if it is in this process, and not the copy of one in the process that this was forked from.
 pub(super) fn here(client: Uuid) -> Option<Arc<Inbox>> {
-    let inbox = HERE.lock().get(&client).and_then(Weak::upgrade)?;
-    (!inbox.origin.is_elsewhere()).then_some(inbox)
+    HERE.with(|here| here.get(&client).and_then(Weak::upgrade))
 }
 
 /// The events that arrive as datagrams, once this is polled on a runtime that can carry sockets. Where there is none, the client polls.

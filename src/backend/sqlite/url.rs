@@ -4,6 +4,8 @@ use super::{SqliteBuilder, Synchronous};
 use crate::backend::url_parts::{boolean, decode, duration, invalid, options, unknown_option};
 use crate::error::Error;
 
+const OPTIONS: &[&str] = &["synchronous", "busy_timeout", "poll_interval", "create"];
+
 pub(super) fn parse(url: &str) -> Result<SqliteBuilder, Error> {
     let Some(rest) = url.strip_prefix("sqlite:") else {
         return Err(invalid("it does not begin with `sqlite:`"));
@@ -53,10 +55,7 @@ fn set(builder: SqliteBuilder, name: &str, value: &str) -> Result<SqliteBuilder,
         ("busy_timeout", _) => builder.busy_timeout(duration(name, value)?),
         ("poll_interval", _) => builder.poll_interval(duration(name, value)?),
         ("create", _) => builder.create(boolean(name, value)?),
-        _ => {
-            let known = "`synchronous`, `busy_timeout`, `poll_interval`, `create`";
-            return Err(unknown_option(name, known));
-        }
+        _ => return Err(unknown_option(name, OPTIONS)),
     })
 }
 

@@ -171,7 +171,9 @@ impl ZookeeperStore {
 
     /// Nothing new is begun, and the session ends when what has begun is done.
     fn stop(&self) {
+        self.shared.health.close();
         self.shared.schedule.close();
+        self.shared.session.stop_connecting();
         if self.signals.lock().take().is_some() {
             self.shared.session.close(Ending::Session);
             self.shared.ended.send_replace(true);
@@ -206,6 +208,10 @@ impl LedgerStore for ZookeeperStore {
         self.shared.health.changes()
     }
 
+    fn was_reached(&self) -> bool {
+        self.shared.session.connections() > 0
+    }
+
     /// Asks the server that leads, too.
     async fn ping(&self) -> Result<(), BackendError> {
         self.start();
@@ -230,7 +236,6 @@ impl LedgerStore for ZookeeperStore {
         // What hangs ends by its own time limit.
         let _ = timeout(limit, ended).await;
         self.shared.schedule.abandon();
-        self.shared.health.close();
     }
 }
 

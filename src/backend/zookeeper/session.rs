@@ -16,6 +16,7 @@ use tokio::runtime::Handle;
 use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
 use tokio::sync::{oneshot, watch};
 use tokio::time::{sleep, sleep_until, timeout};
+use tokio_util::sync::CancellationToken;
 
 use super::builder::{Server, Settings};
 use super::failure::{Code, Malformed};
@@ -92,6 +93,8 @@ struct State {
     timeout: AtomicU64,
     /// How many connections there have been.
     connections: AtomicU64,
+    /// Cancelled when the client is closed: no further session is begun.
+    closing: CancellationToken,
     /// Whether the task that carries the session has ended.
     ended: watch::Sender<bool>,
 }
@@ -103,6 +106,7 @@ impl Session {
         let state = Arc::new(State {
             timeout: AtomicU64::new(0),
             connections: AtomicU64::new(0),
+            closing: CancellationToken::new(),
             ended: watch::Sender::new(false),
         });
         (Self { settings, health, requests, carrier, state }, signalled)
@@ -129,9 +133,8 @@ impl Session {
     /// Sends requests, and returns with the replies to all of them. They are carried out even if the future is dropped.
     pub(super) async fn pipeline(&self, ops: Vec<Op>) -> Result<Replies, Failure> {
         let (answer, answered) = oneshot::channel();
-        let closed = || Failure::unavailable("the client is closed");
-        self.requests.send(Request::Pipeline(ops, answer)).map_err(|_| closed())?;
-        answered.await.map_err(|_| closed())?
+        self.requests.send(Request::Pipeline(ops, answer)).map_err(|_| Failure::closed())?;
+        answered.await.map_err(|_| Failure::closed())?
     }
 
     /// How long it lasts at the server without a message; zero before the first connection.
@@ -141,7 +144,12 @@ impl Session {
 
     /// How many connections there have been. As long as there is one, the same server leads.
     pub(super) fn connections(&self) -> u64 {
-        self.state.connections.load(Ordering::Relaxed)
+        self.state.connections.load(Ordering::SeqCst)
+    }
+
+    /// Begins no further session: what is asked for while there is none fails.
+    pub(super) fn stop_connecting(&self) {
+        self.state.closing.cancel();
     }
 
     /// Ends the session, or leaves it, after what was sent before.
@@ -230,7 +238,12 @@ impl Carrier {
         {
             return Ok(link);
         }
-        self.begin_session().await
+        let state = Arc::clone(&self.state);
+        state
+            .closing
+            .run_until_cancelled(self.begin_session())
+            .await
+            .unwrap_or_else(|| Err(Failure::closed()))
     }
 
     /// Begins a session on whichever server answers first.
@@ -310,7 +323,7 @@ impl Carrier {
     fn begin(&mut self, identity: Identity) {
         let timeout = u64::try_from(identity.timeout.as_millis()).unwrap_or(u64::MAX);
         self.state.timeout.store(timeout, Ordering::Relaxed);
-        self.state.connections.fetch_add(1, Ordering::Relaxed);
+        self.state.connections.fetch_add(1, Ordering::SeqCst);
         self.identity = Some(identity);
         self.last_contact = Instant::now();
         self.failed_rounds = 0;

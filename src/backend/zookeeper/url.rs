@@ -5,7 +5,7 @@ use crate::backend::TlsOptions;
 use crate::backend::url_parts::{boolean, decode, duration, invalid, options, unknown_option};
 use crate::error::Error;
 
-const OPTIONS: &str = "`session_timeout`, `connect_timeout`, `reply_timeout`, `create` and `tls`";
+const OPTIONS: &[&str] = &["session_timeout", "connect_timeout", "reply_timeout", "create", "tls"];
 
 /// Parses the URL. Errors never repeat it, because it may contain a password.
 pub(super) fn parse(url: &str) -> Result<ZookeeperBuilder, Error> {
