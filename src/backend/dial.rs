@@ -24,6 +24,8 @@ const ATTEMPT_DELAY: Duration = Duration::from_millis(250);
 
 /// Tries candidates in their order, each with as much of the time limit as is left, and returns the first success. The next attempt begins as
 /// soon as all others have failed, or after 250 ms, or after less if there are many candidates: the last one has at least half of the limit.
+/// Those that have not answered for half of the limit are tried once more beside that attempt: behind one address there may be several
+/// servers, of which one hangs, and a firewall or load balancer may have forgotten one connection.
 ///
 /// # Errors
 ///
@@ -35,30 +37,52 @@ pub(super) async fn race<C, T, E, F>(
     attempt: impl Fn(C) -> F,
 ) -> Result<T, Vec<Option<E>>>
 where
+    C: Clone,
     F: Future<Output = Result<T, E>>,
 {
     let candidates: Vec<_> = candidates.into_iter().collect();
+    let last = candidates.len().saturating_sub(1);
     let count = u32::try_from(candidates.len()).unwrap_or(u32::MAX);
     let delay = ATTEMPT_DELAY.min(limit / count.saturating_mul(2).max(1));
-    let end = Instant::now() + limit;
+    let begin = Instant::now();
     let mut failures: Vec<Option<E>> = candidates.iter().map(|_| None).collect();
-    let (mut waiting, mut attempts) = (candidates.into_iter().enumerate(), FuturesUnordered::new());
-    let first = async {
-        while let Some((index, candidate)) = waiting.next() {
-            attempts.push(attempt(candidate).map(move |result| (index, result)));
-            // The last one goes on as long as the limit allows, and so do all others with it.
-            let alone_until = if waiting.len() > 0 { Instant::now() + delay } else { end };
-            while let Ok(Some((index, result))) = timeout_at(alone_until, attempts.next()).await {
-                match result {
-                    Ok(success) => return Some(success),
-                    Err(failure) => failures[index] = Some(failure),
-                }
+    let mut attempts = FuturesUnordered::new();
+    for (is_repeated, ends) in [(false, begin + limit / 2), (true, begin + limit)] {
+        for (index, candidate) in candidates.iter().enumerate() {
+            if is_repeated && failures[index].is_some() {
+                continue;
+            }
+            attempts.push(attempt(candidate.clone()).map(move |result| (index, result)));
+            let alone_until = if index < last { ends.min(Instant::now() + delay) } else { ends };
+            if let Some(success) = first_success(&mut attempts, &mut failures, alone_until).await {
+                return Ok(success);
             }
         }
-        None
-    };
-    let first = first.await;
-    first.ok_or(failures)
+        // The last one may have failed, or need not be repeated.
+        if let Some(success) = first_success(&mut attempts, &mut failures, ends).await {
+            return Ok(success);
+        }
+    }
+    Err(failures)
+}
+
+/// Waits for the first attempt that succeeds, as long as there are any, and notes why others have failed.
+#[expect(clippy::future_not_send, reason = "it is `Send` if the attempts are")]
+async fn first_success<T, E, F>(
+    attempts: &mut FuturesUnordered<F>,
+    failures: &mut [Option<E>],
+    until: Instant,
+) -> Option<T>
+where
+    F: Future<Output = (usize, Result<T, E>)>,
+{
+    while let Ok(Some((index, result))) = timeout_at(until, attempts.next()).await {
+        match result {
+            Ok(success) => return Some(success),
+            Err(failure) => failures[index] = Some(failure),
+        }
+    }
+    None
 }
 
 /// A TCP connection to the first address of a host that accepts one. For protocols in which the next step fails soon enough if the server
@@ -96,7 +120,8 @@ fn all_failed(addresses: &[SocketAddr], mut failures: Vec<Option<io::Error>>) ->
 /// section 4).
 ///
 /// The system is asked on a thread of its own, because `getaddrinfo` cannot be cancelled and may take many seconds: a runtime that ends
-/// waits for its own threads, but not for this one. Callers that ask for the same host at the same time share one thread.
+/// waits for its own threads, but not for this one. Callers that ask for the same host at the same time share one thread; one that asks
+/// when the system has not answered for 2 s has it asked again, so that a name server that is back is not waited for.
 ///
 /// # Errors
 ///
@@ -116,38 +141,65 @@ pub(super) async fn resolve(host: &str, port: u16) -> io::Result<Vec<SocketAddr>
 
 /// An error as text, because it goes to all who asked.
 type Resolved = Result<Vec<IpAddr>, String>;
-type Asking = HashMap<String, Vec<oneshot::Sender<Resolved>>>;
 
-/// Who waits for which host.
-static ASKING: PerProcess<Asking> = PerProcess::new();
-
-fn ask_system(host: &str, answer: oneshot::Sender<Resolved>) -> io::Result<()> {
-    ASKING.with(|hosts| ask_once(hosts, host, answer))
+/// A question that the system has not answered yet.
+#[derive(Default)]
+struct Question {
+    waiting: Vec<oneshot::Sender<Resolved>>,
+    /// How many threads ask, and since when the last of them.
+    threads: u32,
+    asked: Option<Instant>,
 }
 
-fn ask_once(hosts: &mut Asking, host: &str, answer: oneshot::Sender<Resolved>) -> io::Result<()> {
-    if let Some(waiting) = hosts.get_mut(host) {
-        // Those that have given up need not be kept until the system answers.
-        waiting.retain(|answer| !answer.is_closed());
-        waiting.push(answer);
+/// When the system is asked again, and how many threads may wait for its answer about one host.
+const ASK_AGAIN: Duration = Duration::from_secs(2);
+const MAX_THREADS: u32 = 4;
+
+static ASKING: PerProcess<HashMap<String, Question>> = PerProcess::new();
+
+fn ask_system(host: &str, answer: oneshot::Sender<Resolved>) -> io::Result<()> {
+    let is_to_be_asked = ASKING.with(|hosts| match hosts.get_mut(host) {
+        Some(question) => question.join(answer),
+        None => hosts.entry(host.to_owned()).or_default().join(answer),
+    });
+    if !is_to_be_asked {
         return Ok(());
     }
     let name = host.to_owned();
-    thread::Builder::new().name("leasehold-resolve".to_owned()).spawn(move || {
-        let resolved = (name.as_str(), 0).to_socket_addrs();
-        let resolved = resolved.map(|found| found.map(|address| address.ip()).collect::<Vec<_>>());
-        let resolved = match resolved {
-            Ok(addresses) if addresses.is_empty() => Err("it has no address".to_owned()),
-            resolved => resolved.map_err(|error| error.to_string()),
-        };
-        let waiting = ASKING.with(|hosts| hosts.remove(&name));
-        for answer in waiting.into_iter().flatten() {
+    let asking = thread::Builder::new().name("leasehold-resolve".to_owned()).spawn(move || {
+        let resolved = system_addresses(&name);
+        // The first answer is for all who wait by then. One that comes later is to an earlier question: nobody waits for it, or it
+        // is as good as another.
+        let question = ASKING.with(|hosts| hosts.remove(&name));
+        for answer in question.into_iter().flat_map(|question| question.waiting) {
             // Whoever asked may be gone.
             drop(answer.send(resolved.clone()));
         }
-    })?;
-    hosts.insert(host.to_owned(), vec![answer]);
-    Ok(())
+    });
+    asking.map(drop).inspect_err(|_| drop(ASKING.with(|hosts| hosts.remove(host))))
+}
+
+impl Question {
+    /// Adds someone who waits. Returns whether the system is to be asked for them.
+    fn join(&mut self, answer: oneshot::Sender<Resolved>) -> bool {
+        // Those that have given up need not be kept until the system answers.
+        self.waiting.retain(|answer| !answer.is_closed());
+        self.waiting.push(answer);
+        let is_due = self.asked.is_none_or(|asked| asked.elapsed() >= ASK_AGAIN);
+        if !is_due || self.threads >= MAX_THREADS {
+            return false;
+        }
+        (self.threads, self.asked) = (self.threads + 1, Some(Instant::now()));
+        true
+    }
+}
+
+fn system_addresses(host: &str) -> Resolved {
+    let resolved = (host, 0).to_socket_addrs();
+    match resolved.map(|found| found.map(|address| address.ip()).collect::<Vec<_>>()) {
+        Ok(addresses) if addresses.is_empty() => Err("it has no address".to_owned()),
+        resolved => resolved.map_err(|error| error.to_string()),
+    }
 }
 
 /// The families alternate, beginning with that of the first address; otherwise the order stays the same. Each address is there once.
@@ -174,6 +226,7 @@ fn alternating(addresses: &[IpAddr]) -> Vec<IpAddr> {
 
 #[cfg(test)]
 mod tests {
+    use std::cell::Cell;
     use std::future::{pending, ready};
 
     use tokio::time::sleep;
@@ -182,16 +235,20 @@ mod tests {
 
     const LIMIT: Duration = Duration::from_secs(2);
 
-    /// What one candidate does: answers after some time, refuses, or hangs.
+    /// What one candidate does: answers after some time, refuses, hangs, or hangs at the first attempt.
     #[derive(Clone, Copy)]
     enum Server {
         Answers(u64),
         Refuses,
         Hangs,
+        HangsOnce,
     }
 
-    async fn call((name, server): (usize, Server)) -> Result<usize, &'static str> {
+    async fn call((name, server): (usize, Server), attempts: &Cell<u32>) -> Result<usize, &'static str> {
+        attempts.set(attempts.get() + 1);
         match server {
+            Server::HangsOnce if attempts.get() > 1 => Ok(name),
+            Server::HangsOnce => pending().await,
             Server::Answers(millis) => {
                 sleep(Duration::from_millis(millis)).await;
                 Ok(name)
@@ -203,13 +260,14 @@ mod tests {
 
     async fn first(servers: &[Server], limit: Duration) -> (Result<usize, Vec<Option<&'static str>>>, u128) {
         let begin = Instant::now();
-        let first = race(servers.iter().copied().enumerate(), limit, call).await;
+        let attempts = Cell::new(0);
+        let first = race(servers.iter().copied().enumerate(), limit, |server| call(server, &attempts)).await;
         (first, begin.elapsed().as_millis())
     }
 
     #[tokio::test(start_paused = true)]
     async fn one_that_hangs_costs_a_share_of_the_limit_wherever_it_stands() {
-        use Server::{Answers, Hangs, Refuses};
+        use Server::{Answers, Hangs, HangsOnce, Refuses};
         for (servers, limit, wins, after) in [
             (vec![Answers(10)], LIMIT, 0, 10),
             (vec![Refuses, Answers(10)], LIMIT, 1, 10),
@@ -218,6 +276,8 @@ mod tests {
             (vec![Hangs, Refuses, Answers(10)], LIMIT, 2, 510),
             (vec![Hangs, Hangs, Hangs, Hangs, Hangs, Answers(10)], LIMIT, 5, 843),
             (vec![Hangs, Answers(10)], Duration::from_millis(80), 1, 30),
+            (vec![HangsOnce], LIMIT, 0, 1000),
+            (vec![Refuses, Hangs, Answers(1200)], LIMIT, 2, 1450),
         ] {
             let (first, elapsed) = first(&servers, limit).await;
             assert_eq!(first, Ok(wins));
@@ -245,6 +305,26 @@ mod tests {
         ] {
             assert_eq!(alternating(&parse(from)), parse(to));
         }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_system_that_does_not_answer_is_asked_again_when_somebody_asks_and_not_too_often() {
+        let mut question = Question::default();
+        let mut join = || {
+            let (answer, answered) = oneshot::channel();
+            (question.join(answer), answered)
+        };
+        let (asks, first) = join();
+        assert!(asks && !join().0, "those who ask at the same time share a thread");
+        let mut threads = 1;
+        for _ in 0..10 {
+            tokio::time::advance(ASK_AGAIN).await;
+            threads += u32::from(join().0);
+            assert!(!join().0);
+        }
+        assert_eq!(threads, MAX_THREADS);
+        drop(first);
+        assert_eq!(question.waiting.iter().filter(|answer| !answer.is_closed()).count(), 0);
     }
 
     #[tokio::test]
