@@ -17,7 +17,8 @@ use comfy_table::Table;
 use futures::future::BoxFuture;
 use hdrhistogram::Histogram;
 use indicatif::ProgressBar;
-use leasehold::{Client, CountingSemaphore, DistMutex, MutexOptions, RedisBackend};
+use leasehold::redis::RedisBackend;
+use leasehold::{Client, CountingSemaphore, DistMutex, MutexOptions};
 use tokio::task::JoinSet;
 
 mod common;

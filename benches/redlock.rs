@@ -18,8 +18,9 @@ use std::time::Duration;
 use clap::Parser;
 use hdrhistogram::Histogram;
 use indicatif::ProgressBar;
-use leasehold::backend::RedlockBackend;
-use leasehold::{Client, DistMutex, RedisBackend};
+use leasehold::redis::RedisBackend;
+use leasehold::redlock::RedlockBackend;
+use leasehold::{Client, DistMutex};
 use tokio::runtime::Builder;
 
 mod common;

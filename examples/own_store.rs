@@ -25,8 +25,8 @@ use std::time::Instant;
 use std::{env, fs, process};
 
 use clap::Parser;
-use leasehold::Client;
-use leasehold::backend::{BoxError, LedgerBackend};
+use leasehold::backend::LedgerBackend;
+use leasehold::{BoxError, Client};
 
 use crate::directory::Directory;
 
@@ -117,7 +117,7 @@ mod tests {
 
     use futures::FutureExt;
     use futures::future::BoxFuture;
-    use leasehold::Backend;
+    use leasehold::backend::Backend;
     use leasehold::backend::conformance::{self, Harness};
 
     use super::*;

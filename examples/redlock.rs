@@ -26,8 +26,7 @@ use std::process::ExitCode;
 use std::time::Duration;
 
 use clap::Parser;
-use leasehold::backend::BackendError;
-use leasehold::{Client, DistMutex, Error, Fence, FencingToken, MutexOptions};
+use leasehold::{BackendError, Client, DistMutex, Error, Fence, FencingToken, MutexOptions};
 use tokio::time::{Instant, timeout};
 
 use crate::failure::{Failure, check};

@@ -23,15 +23,15 @@
 //!
 //! | feature | default | |
 //! |---|---|---|
-//! | `fred` | yes | [`RedisBackend`], and [`RedlockBackend`] on several of them, through [fred](https://docs.rs/fred), version 10 |
+//! | `fred` | yes | [`redis::RedisBackend`], and [`redlock::RedlockBackend`] on several of them, through [fred](https://docs.rs/fred), version 10 |
 //! | `redis-rs` | no | the same through [redis-rs](https://docs.rs/redis), version 1: on its own instead of fred, or alongside it for `RedisBackend::builder_from_redis_rs` and `RedisBuilder::through_redis_rs` |
 //! | `rustls` | no | TLS with [rustls](https://docs.rs/rustls), for the URLs that require it (such as `rediss://`, `etcds://`, or with `sslmode=require`), and `TlsOptions` |
 //! | `native-tls` | no | the same with the system's TLS library, except for MySQL; if both are on, rustls is used |
-//! | `sqlite` | no | [`SqliteBackend`]: locks between the processes of one machine, in an SQLite file |
-//! | `etcd` | no | [`EtcdBackend`]: locks in an etcd cluster |
-//! | `mysql` | no | [`MysqlBackend`]: locks in a table of a MySQL or MariaDB database |
-//! | `postgres` | no | [`PostgresBackend`]: locks in a table of a PostgreSQL database |
-//! | `zookeeper` | no | [`ZookeeperBackend`]: locks in the nodes of a ZooKeeper server or ensemble |
+//! | `sqlite` | no | [`sqlite::SqliteBackend`]: locks between the processes of one machine, in an SQLite file |
+//! | `etcd` | no | [`etcd::EtcdBackend`]: locks in an etcd cluster |
+//! | `mysql` | no | [`mysql::MysqlBackend`]: locks in a table of a MySQL or MariaDB database |
+//! | `postgres` | no | [`postgres::PostgresBackend`]: locks in a table of a PostgreSQL database |
+//! | `zookeeper` | no | [`zookeeper::ZookeeperBackend`]: locks in the nodes of a ZooKeeper server or ensemble |
 //! | `all-stores` | no | all of these stores |
 //! | `serde` | no | a [`FencingToken`] can be serialized and deserialized, as a number |
 //! | `conformance` | no | the contract that every backend must meet, as functions to call from its tests |
@@ -64,25 +64,13 @@ mod reentrant;
 mod runtime;
 mod semaphore;
 
+pub use backend::memory::MemoryBackend;
+pub use backend::state::{Finding, NodeState, Severity, Status, StoreState};
 #[cfg(any(feature = "_records", feature = "_redis"))]
-pub use backend::TlsOptions;
-pub use backend::{Backend, Holder, Inspection, MAX_TTL, MIN_TTL, MemoryBackend, NodeInspection, Waiter};
-#[cfg(feature = "_redis")]
-pub use backend::{Credentials, CredentialsProvider, RedisBackend, RedisBuilder};
-#[cfg(feature = "etcd")]
-pub use backend::{EtcdBackend, EtcdBuilder, etcd};
-#[cfg(feature = "mysql")]
-pub use backend::{MysqlBackend, MysqlBuilder, MysqlPush, mysql};
-#[cfg(feature = "postgres")]
-pub use backend::{PostgresBackend, PostgresBuilder, postgres};
-#[cfg(feature = "_redis")]
-pub use backend::{RedlockBackend, RedlockBuilder};
-#[cfg(feature = "sqlite")]
-pub use backend::{SqliteBackend, SqliteBuilder, sqlite};
-#[cfg(feature = "zookeeper")]
-pub use backend::{ZookeeperBackend, ZookeeperBuilder, zookeeper};
+pub use backend::tls::TlsOptions;
+pub use backend::types::{Holder, Inspection, MAX_TTL, MIN_TTL, NodeInspection, Waiter};
 pub use client::{Client, ClientBuilder};
-pub use error::{Error, LossReason};
+pub use error::{BackendError, BoxError, Cause, Error, LossReason, NodeFailure};
 pub use fair_semaphore::FairSemaphore;
 pub use fence::{Fence, FencingToken, StaleToken};
 pub use guard::{Ended, Guard, LeaseEnd, Lost, Protected};
@@ -91,6 +79,48 @@ pub use name::MAX_NAME_BYTES;
 pub use options::{MutexOptions, OnOtherLimit, SemaphoreOptions};
 pub use reentrant::ReentrantLock;
 pub use semaphore::CountingSemaphore;
+
+/// The store on one Redis or Valkey server, a primary that Sentinel names, or a cluster.
+#[cfg(feature = "_redis")]
+pub mod redis {
+    pub use crate::backend::redis::{Credentials, CredentialsProvider, RedisBackend, RedisBuilder};
+}
+
+/// The store on a majority of several independent Redis servers.
+#[cfg(feature = "_redis")]
+pub mod redlock {
+    pub use crate::backend::redlock::{RedlockBackend, RedlockBuilder};
+}
+
+/// The store in an SQLite file.
+#[cfg(feature = "sqlite")]
+pub mod sqlite {
+    pub use crate::backend::sqlite::{SCHEMA, SqliteBackend, SqliteBuilder, Synchronous};
+}
+
+/// The store in a table of a PostgreSQL database.
+#[cfg(feature = "postgres")]
+pub mod postgres {
+    pub use crate::backend::postgres::{PostgresBackend, PostgresBuilder, SCHEMA};
+}
+
+/// The store in a table of a MySQL or MariaDB database.
+#[cfg(feature = "mysql")]
+pub mod mysql {
+    pub use crate::backend::mysql::{MysqlBackend, MysqlBuilder, MysqlPush, SCHEMA};
+}
+
+/// The store in an etcd cluster.
+#[cfg(feature = "etcd")]
+pub mod etcd {
+    pub use crate::backend::etcd::{EtcdBackend, EtcdBuilder};
+}
+
+/// The store in the nodes of a ZooKeeper server or ensemble.
+#[cfg(feature = "zookeeper")]
+pub mod zookeeper {
+    pub use crate::backend::zookeeper::{ZookeeperBackend, ZookeeperBuilder};
+}
 
 #[cfg(doctest)]
 #[doc = include_str!("../README.md")]

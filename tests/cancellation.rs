@@ -14,7 +14,8 @@ use std::time::Duration;
 
 use futures::future::join_all;
 use futures::{FutureExt, poll};
-use leasehold::{Client, Error, LossReason, RedisBackend};
+use leasehold::redis::RedisBackend;
+use leasehold::{Client, Error, LossReason};
 use locks::*;
 use support::{Direction, Proxy, RedisServer, begun, eventually, local_handover, within};
 use tokio::runtime::{Builder, Runtime};

@@ -7,9 +7,9 @@ use std::time::Duration;
 
 use futures::future::BoxFuture;
 use futures::{FutureExt, StreamExt};
-use leasehold::backend::Kind;
+use leasehold::MemoryBackend;
 use leasehold::backend::conformance::{self, Harness, KINDS};
-use leasehold::{Backend, MemoryBackend};
+use leasehold::backend::{Backend, Kind};
 
 #[macro_use]
 #[path = "support/points.rs"]
@@ -239,7 +239,7 @@ mod on_zookeeper {
 mod on_redis {
     use super::support::{Proxy, RedisServer};
     use super::*;
-    use leasehold::RedisBackend;
+    use leasehold::redis::RedisBackend;
 
     struct Redis {
         server: RedisServer,

@@ -11,8 +11,8 @@ use std::time::Duration;
 
 use futures::FutureExt;
 use futures::future::{BoxFuture, join_all, pending};
-use leasehold::backend::BoxError;
-use leasehold::{Client, Credentials, CredentialsProvider, Error, Guard, MutexOptions, RedisBackend};
+use leasehold::redis::{Credentials, CredentialsProvider, RedisBackend};
+use leasehold::{BoxError, Client, Error, Guard, MutexOptions};
 use support::{Proxy, Raw, RedisServer, Reply, eventually, within};
 
 const SECOND: Duration = Duration::from_secs(1);

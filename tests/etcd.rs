@@ -16,10 +16,10 @@ use std::time::Duration;
 use futures::StreamExt;
 use futures::future::join_all;
 use leasehold::backend::{
-    Answer, Backend, BackendError, Claim, Detail, Event, Kind, LeaseRef, Limit, Released, Request, Resource,
-    Severity,
+    Answer, Backend, Claim, Detail, Event, Kind, LeaseRef, Limit, Released, Request, Resource,
 };
-use leasehold::{Client, DistMutex, Error, EtcdBackend, MutexOptions, SemaphoreOptions};
+use leasehold::etcd::EtcdBackend;
+use leasehold::{BackendError, Client, DistMutex, Error, MutexOptions, SemaphoreOptions, Severity};
 use server::{EtcdCluster, EtcdServer, PASSWORD, USER, url_of};
 use server_promises::{
     Server, a_hand_over_takes_fewer_requests_than, assert_refused, hold_many, is_process_of_its_own,
@@ -162,7 +162,7 @@ async fn what_an_operator_should_know_is_found() {
     let options = ["--quota-backend-bytes=200000"];
     let Some(server) = EtcdServer::start_with_or_skip("findings", &options) else { return };
     let client = server.client().await;
-    let found = |findings: Vec<leasehold::backend::Finding>, text: &str| {
+    let found = |findings: Vec<leasehold::Finding>, text: &str| {
         let of = findings.into_iter().find(|finding| finding.text.contains(text));
         of.map(|finding| finding.severity)
     };

@@ -12,8 +12,7 @@ use std::time::{Duration, Instant};
 
 use futures::FutureExt;
 use futures::future::{join_all, pending};
-use leasehold::backend::{Severity, Status};
-use leasehold::{Client, DistMutex, Error, Guard, MutexOptions};
+use leasehold::{Client, DistMutex, Error, Guard, MutexOptions, Severity, Status};
 use lines::Lines;
 use support::hosts::{Fault, FaultyAddress, is_run_with_hosts};
 use support::topology::wait_until;

@@ -11,7 +11,8 @@ use std::thread;
 use std::time::Duration;
 
 use futures::future::join_all;
-use leasehold::{Client, DistMutex, Error, Guard, MutexOptions, RedisBackend, SemaphoreOptions};
+use leasehold::redis::RedisBackend;
+use leasehold::{Client, DistMutex, Error, Guard, MutexOptions, SemaphoreOptions};
 use locks::*;
 use support::{Proxy, Raw, RedisServer, eventually, one_place_each, options, within};
 use tokio::task::JoinHandle;

@@ -16,9 +16,11 @@ use std::time::Duration;
 use futures::future::{FutureExt, join_all};
 use futures::poll;
 use futures::stream::{self, BoxStream, StreamExt};
-use leasehold::backend::{Answer, Answered, Claim, Kind, LeaseRef, Released, Renew, Request, Resource};
+use leasehold::backend::{
+    Answer, Answered, Backend, Claim, Kind, LeaseRef, Released, Renew, Request, Resource,
+};
 use leasehold::{
-    Backend, Client, DistMutex, Error, Fence, Guard, Inspection, LeaseEnd, LossReason, Lost, MAX_NAME_BYTES,
+    Client, DistMutex, Error, Fence, Guard, Inspection, LeaseEnd, LossReason, Lost, MAX_NAME_BYTES,
     MemoryBackend, MutexOptions, Protected, SemaphoreOptions,
 };
 use support::intercept::{Intercept, Intercepted, Reply};

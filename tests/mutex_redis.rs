@@ -16,10 +16,8 @@ use std::time::Duration;
 
 use futures::future::{join_all, select_all};
 use leasehold::backend::LeaseId;
-use leasehold::{
-    Client, DistMutex, Error, Guard, LeaseEnd, LossReason, MAX_NAME_BYTES, MutexOptions, RedisBackend,
-    RedisBuilder,
-};
+use leasehold::redis::{RedisBackend, RedisBuilder};
+use leasehold::{Client, DistMutex, Error, Guard, LeaseEnd, LossReason, MAX_NAME_BYTES, MutexOptions};
 use locks::{
     BARE_HOLDER, Counter, FENCE, KEY, NAME, QUEUE, SECOND, SOON, all_commands, bare_lock, bare_release, ms,
     scripts_called,

@@ -17,10 +17,9 @@ mod wire;
 use std::sync::Arc;
 use std::time::Duration;
 
-use leasehold::backend::{
-    Answer, Backend, BackendError, Claim, Detail, Kind, LeaseRef, Request, Resource, Severity,
-};
-use leasehold::{Client, Error, Guard, MutexOptions, MysqlBackend, MysqlPush, mysql};
+use leasehold::backend::{Answer, Backend, Claim, Detail, Kind, LeaseRef, Request, Resource};
+use leasehold::mysql::{MysqlBackend, MysqlPush};
+use leasehold::{BackendError, Client, Error, Guard, MutexOptions, Severity, mysql};
 use mysql_async::prelude::Queryable;
 use mysql_async::{OptsBuilder, Pool, PoolConstraints, PoolOpts};
 use server::{MysqlServer, PASSWORD, USER};

@@ -13,8 +13,7 @@ mod support;
 mod wire;
 
 use futures::future::join_all;
-use leasehold::backend::Severity;
-use leasehold::{Client, Error};
+use leasehold::{Client, Error, Severity};
 use refusing_proxy::{Mode, Refusable, RefusingProxy};
 use server::{MysqlServer, PASSWORD, USER};
 use sql_faults::{SqlServer, assert_stayed_connected, lock_and_release, mutex, survive, url};

@@ -17,10 +17,9 @@ mod wire;
 use std::time::Duration;
 
 use futures::StreamExt;
-use leasehold::backend::{
-    Answer, Backend, BackendError, Claim, Detail, Event, Kind, LeaseRef, Request, Resource, Severity,
-};
-use leasehold::{Client, PostgresBackend, postgres};
+use leasehold::backend::{Answer, Backend, Claim, Detail, Event, Kind, LeaseRef, Request, Resource};
+use leasehold::postgres::PostgresBackend;
+use leasehold::{BackendError, Client, Severity, postgres};
 use server::{PASSWORD, Pooler, PostgresServer, USER};
 use server_promises::{
     Server, a_hand_over_takes_fewer_requests_than, assert_refused, assert_unavailable, is_process_of_its_own,

@@ -13,8 +13,7 @@ mod support;
 mod wire;
 
 use futures::future::join_all;
-use leasehold::backend::Severity;
-use leasehold::{Client, Error, MutexOptions};
+use leasehold::{Client, Error, MutexOptions, Severity};
 use refusing_proxy::{Mode, Refusable, RefusingProxy};
 use server::{PASSWORD, PostgresServer, USER};
 use sql_faults::{

@@ -9,11 +9,9 @@ use std::time::Duration;
 
 use futures::StreamExt;
 use futures::future::join_all;
-use leasehold::backend::BackendError;
-use leasehold::{
-    Client, DistMutex, Error, Fence, Guard, Inspection, LossReason, MutexOptions, RedisBackend,
-    RedlockBackend,
-};
+use leasehold::redis::RedisBackend;
+use leasehold::redlock::RedlockBackend;
+use leasehold::{BackendError, Client, DistMutex, Error, Fence, Guard, Inspection, LossReason, MutexOptions};
 use support::nodes::url;
 use support::{Clock, Direction, Nodes, Proxy, Setup, eventually, options, within};
 use tokio::task::JoinSet;
@@ -657,7 +655,7 @@ fn a_client_is_used_although_the_runtime_on_which_it_was_used_first_is_not_drive
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn nodes_and_timeouts_are_checked() {
     let node = |port: u16| RedisBackend::builder(&format!("redis://127.0.0.1:{port}")).expect("valid");
-    let refused = async |builder: leasehold::RedlockBuilder| match builder.connect().await {
+    let refused = async |builder: leasehold::redlock::RedlockBuilder| match builder.connect().await {
         Err(Error::InvalidArgument { argument, .. }) => argument,
         other => panic!("not refused: {other:?}"),
     };

@@ -12,9 +12,9 @@ use std::time::Duration;
 
 use futures::future::BoxFuture;
 use futures::{FutureExt, StreamExt};
-use leasehold::backend::Kind;
 use leasehold::backend::conformance::{self, Harness};
-use leasehold::{Backend, RedlockBackend};
+use leasehold::backend::{Backend, Kind};
+use leasehold::redlock::RedlockBackend;
 use support::Nodes;
 use tokio::sync::{Semaphore, SemaphorePermit};
 

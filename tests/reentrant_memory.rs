@@ -17,9 +17,11 @@ use std::time::Duration;
 use futures::future::{FutureExt, join_all};
 use futures::poll;
 use futures::stream::{BoxStream, StreamExt};
-use leasehold::backend::{Answer, Answered, Claim, Kind, LeaseRef, Released, Renew, Request, Resource};
+use leasehold::backend::{
+    Answer, Answered, Backend, Claim, Kind, LeaseRef, Released, Renew, Request, Resource,
+};
 use leasehold::{
-    Backend, Client, DistMutex, Error, FencingToken, Guard, Inspection, LeaseEnd, LossReason, MAX_NAME_BYTES,
+    Client, DistMutex, Error, FencingToken, Guard, Inspection, LeaseEnd, LossReason, MAX_NAME_BYTES,
     MemoryBackend, MutexOptions, ReentrantLock,
 };
 use locks::orders;

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use futures::future::join_all;
-use leasehold::backend::RedisBackend;
+use leasehold::redis::RedisBackend;
 use leasehold::{Client, Error};
 use support::{Cluster, RedisServer, Reply, Setup, eventually, more_rules, within};
 use tokio::runtime::Builder;

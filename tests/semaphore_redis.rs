@@ -43,8 +43,8 @@ use std::time::Duration;
 
 use futures::FutureExt;
 use futures::future::{join, join_all, select_all};
-use leasehold::backend::{BackendError, Kind};
-use leasehold::{Client, Error, Guard, LossReason, SemaphoreOptions};
+use leasehold::backend::Kind;
+use leasehold::{BackendError, Client, Error, Guard, LossReason, SemaphoreOptions};
 use locks::{
     all_commands, assert_unavailable, disconnected, drive_until, left, listeners, polled, scripts_called,
 };

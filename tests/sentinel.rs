@@ -6,7 +6,8 @@ mod support;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use leasehold::{Client, Credentials, Error, MutexOptions, RedisBackend};
+use leasehold::redis::{Credentials, RedisBackend};
+use leasehold::{Client, Error, MutexOptions};
 use support::{Load, Raw, RedisServer, Sentinels, Setup, acl, eventually, more_rules, within};
 
 const SECOND: Duration = Duration::from_secs(1);

@@ -14,7 +14,8 @@ use std::time::Duration;
 
 use futures::FutureExt;
 use futures::future::{BoxFuture, join_all};
-use leasehold::{Client, Error, Guard, Inspection, RedisBackend, SemaphoreOptions};
+use leasehold::redis::RedisBackend;
+use leasehold::{Client, Error, Guard, Inspection, SemaphoreOptions};
 use locks::*;
 use support::{Direction, Proxy, RedisServer, Traffic, eventually, one_place_each, within};
 use tokio::task::JoinHandle;

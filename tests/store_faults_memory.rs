@@ -11,10 +11,8 @@ use std::time::Duration;
 
 use futures::future::{BoxFuture, FutureExt};
 use futures::stream::{self, BoxStream, StreamExt};
-use leasehold::backend::{
-    Answer, Answered, BackendError, Detail, LeaseRef, Released, Renew, Request, Resource,
-};
-use leasehold::{Backend, Client, DistMutex, Error, Inspection, LossReason, MemoryBackend};
+use leasehold::backend::{Answer, Answered, Backend, Detail, LeaseRef, Released, Renew, Request, Resource};
+use leasehold::{BackendError, Client, DistMutex, Error, Inspection, LossReason, MemoryBackend};
 use support::intercept::{Intercept, Intercepted, Reply};
 use support::{begun, options, within};
 use tokio::runtime::Builder;

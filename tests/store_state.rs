@@ -8,10 +8,10 @@ use std::time::{Duration, Instant};
 
 use futures::StreamExt;
 use futures::future::{join, join_all};
+use leasehold::backend::{Backend, FailFast};
+use leasehold::redis::RedisBackend;
 #[cfg(feature = "redis-rs")]
-use leasehold::backend::FailFast;
-use leasehold::backend::{RedisBackend, Severity, Status, StoreState};
-use leasehold::{Backend, Client, Error};
+use leasehold::{Client, Error, Severity, Status, StoreState};
 use support::{AT_ONCE, Cluster, FakeServer, RedisServer, Setup, at_once, eventually, more_rules, within};
 use tokio::sync::Barrier;
 

@@ -14,10 +14,9 @@ mod server_promises;
 mod zookeeper_wire;
 
 use futures::future::join_all;
-use leasehold::backend::{
-    Answer, Backend, BackendError, Claim, Kind, LeaseRef, Released, Request, Resource, Severity,
-};
-use leasehold::{Client, DistMutex, LossReason, MutexOptions, ZookeeperBackend};
+use leasehold::backend::{Answer, Backend, Claim, Kind, LeaseRef, Released, Request, Resource};
+use leasehold::zookeeper::ZookeeperBackend;
+use leasehold::{BackendError, Client, DistMutex, LossReason, MutexOptions, Severity};
 use proxy::Proxy;
 use server::ZookeeperServer;
 use server_promises::{

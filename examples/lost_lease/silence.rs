@@ -7,10 +7,10 @@ use std::time::Duration;
 use futures::future::BoxFuture;
 use futures::stream::{self, BoxStream};
 use leasehold::backend::{
-    Answer, Answered, BackendError, Capabilities, Detail, Event, LeaseId, LeaseRef, Limit, Released, Renew,
+    Answer, Answered, Backend, Capabilities, Detail, Event, LeaseId, LeaseRef, Limit, Released, Renew,
     Request, Resource,
 };
-use leasehold::{Backend, Inspection, MemoryBackend};
+use leasehold::{BackendError, Inspection, MemoryBackend};
 use tokio::sync::watch;
 
 /// A store in memory that answers nothing from some moment on, to this client.

@@ -9,7 +9,8 @@ use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 use std::thread;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-use leasehold::backend::{BackendError, Capabilities, Event, Ledger, LedgerStore, Stamp, Wakes};
+use leasehold::BackendError;
+use leasehold::backend::{Capabilities, Event, Ledger, LedgerStore, Stamp, Wakes};
 use tokio::sync::oneshot;
 
 /// How often a waiting client checks whether it has been served: nothing notifies it.

@@ -9,7 +9,8 @@ use std::time::{Duration, Instant, SystemTime};
 
 use clap::Parser;
 use fred::prelude::{Builder, Client as Fred, ClientLike, Config, KeysInterface};
-use leasehold::{Client, DistMutex, MutexOptions, RedisBackend};
+use leasehold::redis::RedisBackend;
+use leasehold::{Client, DistMutex, MutexOptions};
 use rslock::LockManager;
 use tokio::task::JoinSet;
 use tokio::time::sleep;

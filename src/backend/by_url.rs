@@ -26,20 +26,20 @@ enum Store {
 pub(crate) async fn connect(url: &str) -> Result<Arc<dyn Backend>, Error> {
     match Store::of(url)? {
         #[cfg(feature = "etcd")]
-        Store::Etcd => Ok(Arc::new(super::EtcdBackend::connect(url).await?)),
+        Store::Etcd => Ok(Arc::new(super::etcd::EtcdBackend::connect(url).await?)),
         Store::Memory => Ok(Arc::new(in_memory(url))),
         #[cfg(feature = "mysql")]
-        Store::Mysql => Ok(Arc::new(super::MysqlBackend::connect(url).await?)),
+        Store::Mysql => Ok(Arc::new(super::mysql::MysqlBackend::connect(url).await?)),
         #[cfg(feature = "postgres")]
-        Store::Postgres => Ok(Arc::new(super::PostgresBackend::connect(url).await?)),
+        Store::Postgres => Ok(Arc::new(super::postgres::PostgresBackend::connect(url).await?)),
         #[cfg(feature = "_redis")]
         Store::Redis => Ok(Arc::new(super::RedisBackend::connect(url).await?)),
         #[cfg(feature = "_redis")]
         Store::Redlock => Ok(Arc::new(super::RedlockBackend::connect(url).await?)),
         #[cfg(feature = "sqlite")]
-        Store::Sqlite => Ok(Arc::new(super::SqliteBackend::connect(url).await?)),
+        Store::Sqlite => Ok(Arc::new(super::sqlite::SqliteBackend::connect(url).await?)),
         #[cfg(feature = "zookeeper")]
-        Store::Zookeeper => Ok(Arc::new(super::ZookeeperBackend::connect(url).await?)),
+        Store::Zookeeper => Ok(Arc::new(super::zookeeper::ZookeeperBackend::connect(url).await?)),
         #[allow(unreachable_patterns, reason = "a build with all features lacks none")]
         lacking => Err(lacking.is_lacking(url)),
     }
@@ -49,20 +49,20 @@ pub(crate) async fn connect(url: &str) -> Result<Arc<dyn Backend>, Error> {
 pub(crate) fn connect_lazy(url: &str) -> Result<Arc<dyn Backend>, Error> {
     match Store::of(url)? {
         #[cfg(feature = "etcd")]
-        Store::Etcd => Ok(Arc::new(super::EtcdBackend::builder(url)?.connect_lazy()?)),
+        Store::Etcd => Ok(Arc::new(super::etcd::EtcdBackend::builder(url)?.connect_lazy()?)),
         Store::Memory => Ok(Arc::new(in_memory(url))),
         #[cfg(feature = "mysql")]
-        Store::Mysql => Ok(Arc::new(super::MysqlBackend::builder(url)?.connect_lazy()?)),
+        Store::Mysql => Ok(Arc::new(super::mysql::MysqlBackend::builder(url)?.connect_lazy()?)),
         #[cfg(feature = "postgres")]
-        Store::Postgres => Ok(Arc::new(super::PostgresBackend::builder(url)?.connect_lazy()?)),
+        Store::Postgres => Ok(Arc::new(super::postgres::PostgresBackend::builder(url)?.connect_lazy()?)),
         #[cfg(feature = "_redis")]
         Store::Redis => Ok(Arc::new(super::RedisBackend::builder(url)?.connect_lazy()?)),
         #[cfg(feature = "_redis")]
         Store::Redlock => Ok(Arc::new(super::RedlockBackend::builder(url)?.connect_lazy()?)),
         #[cfg(feature = "sqlite")]
-        Store::Sqlite => Ok(Arc::new(super::SqliteBackend::builder(url)?.connect_lazy()?)),
+        Store::Sqlite => Ok(Arc::new(super::sqlite::SqliteBackend::builder(url)?.connect_lazy()?)),
         #[cfg(feature = "zookeeper")]
-        Store::Zookeeper => Ok(Arc::new(super::ZookeeperBackend::builder(url)?.connect_lazy()?)),
+        Store::Zookeeper => Ok(Arc::new(super::zookeeper::ZookeeperBackend::builder(url)?.connect_lazy()?)),
         #[allow(unreachable_patterns, reason = "a build with all features lacks none")]
         lacking => Err(lacking.is_lacking(url)),
     }

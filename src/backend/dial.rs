@@ -67,7 +67,6 @@ where
 }
 
 /// Waits for the first attempt that succeeds, as long as there are any, and notes why others have failed.
-#[expect(clippy::future_not_send, reason = "it is `Send` if the attempts are")]
 async fn first_success<T, E, F>(
     attempts: &mut FuturesUnordered<F>,
     failures: &mut [Option<E>],
@@ -226,8 +225,8 @@ fn alternating(addresses: &[IpAddr]) -> Vec<IpAddr> {
 
 #[cfg(test)]
 mod tests {
-    use std::cell::Cell;
     use std::future::{pending, ready};
+    use std::sync::atomic::{AtomicU32, Ordering};
 
     use tokio::time::sleep;
 
@@ -244,10 +243,10 @@ mod tests {
         HangsOnce,
     }
 
-    async fn call((name, server): (usize, Server), attempts: &Cell<u32>) -> Result<usize, &'static str> {
-        attempts.set(attempts.get() + 1);
+    async fn call((name, server): (usize, Server), attempts: &AtomicU32) -> Result<usize, &'static str> {
+        let attempt = attempts.fetch_add(1, Ordering::Relaxed);
         match server {
-            Server::HangsOnce if attempts.get() > 1 => Ok(name),
+            Server::HangsOnce if attempt > 0 => Ok(name),
             Server::HangsOnce => pending().await,
             Server::Answers(millis) => {
                 sleep(Duration::from_millis(millis)).await;
@@ -260,7 +259,7 @@ mod tests {
 
     async fn first(servers: &[Server], limit: Duration) -> (Result<usize, Vec<Option<&'static str>>>, u128) {
         let begin = Instant::now();
-        let attempts = Cell::new(0);
+        let attempts = AtomicU32::new(0);
         let first = race(servers.iter().copied().enumerate(), limit, |server| call(server, &attempts)).await;
         (first, begin.elapsed().as_millis())
     }

@@ -62,60 +62,54 @@ pub mod conformance;
 #[cfg(any(feature = "_records", feature = "_redis"))]
 mod dial;
 #[cfg(feature = "etcd")]
-pub mod etcd;
+pub(crate) mod etcd;
 mod event_sender;
 mod event_text;
 mod fail_fast;
 mod lease_id;
 mod ledger;
 mod ledger_backend;
-mod memory;
+pub(crate) mod memory;
 #[cfg(feature = "mysql")]
-pub mod mysql;
+pub(crate) mod mysql;
 #[cfg(feature = "postgres")]
-pub mod postgres;
+pub(crate) mod postgres;
 #[cfg(feature = "_records")]
 mod records;
 #[cfg(feature = "_redis")]
-mod redis;
+pub(crate) mod redis;
 #[cfg(feature = "_redis")]
-mod redlock;
+pub(crate) mod redlock;
 #[cfg(feature = "sqlite")]
-pub mod sqlite;
-mod state;
+pub(crate) mod sqlite;
+pub(crate) mod state;
 #[cfg(any(feature = "_records", feature = "_redis"))]
-mod tls;
-mod types;
+pub(crate) mod tls;
+pub(crate) mod types;
 #[cfg(any(feature = "_records", feature = "_redis", feature = "sqlite"))]
 mod url_parts;
 #[cfg(feature = "zookeeper")]
-pub mod zookeeper;
+pub(crate) mod zookeeper;
 
-#[cfg(feature = "_redis")]
-pub use self::redis::{Credentials, CredentialsProvider, RedisBackend, RedisBuilder};
-pub use crate::error::{BackendError, BoxError, Cause, NodeFailure};
-#[cfg(feature = "etcd")]
-pub use etcd::{EtcdBackend, EtcdBuilder};
 use event_sender::EventSender;
 pub use fail_fast::FailFast;
 pub use lease_id::LeaseId;
 pub use ledger::{Ledger, Stamp};
 pub use ledger_backend::{LedgerBackend, LedgerStore};
-pub use memory::MemoryBackend;
-#[cfg(feature = "mysql")]
-pub use mysql::{MysqlBackend, MysqlBuilder, MysqlPush};
-#[cfg(feature = "postgres")]
-pub use postgres::{PostgresBackend, PostgresBuilder};
+pub use types::{
+    Answer, Answered, Capabilities, Claim, Detail, Event, Grant, Kind, LeaseRef, Limit, Queued, Released,
+    Renew, Renewal, Request, Resource, Ticket, Wakes,
+};
+
+// What users of a client see as well is in the crate's root, and what belongs to one store in a module of its own.
 #[cfg(feature = "_redis")]
-pub use redlock::{RedlockBackend, RedlockBuilder};
-#[cfg(feature = "sqlite")]
-pub use sqlite::{SqliteBackend, SqliteBuilder};
-pub use state::{Finding, NodeState, Severity, Status, StoreState};
-#[cfg(any(feature = "_records", feature = "_redis"))]
-pub use tls::TlsOptions;
-pub use types::*;
-#[cfg(feature = "zookeeper")]
-pub use zookeeper::{ZookeeperBackend, ZookeeperBuilder};
+pub(crate) use self::redis::{RedisBackend, RedisBuilder};
+#[cfg(feature = "_redis")]
+pub(crate) use self::redlock::RedlockBackend;
+pub(crate) use crate::error::*;
+pub(crate) use memory::MemoryBackend;
+pub(crate) use state::*;
+pub(crate) use types::*;
 
 /// A store that manages leases. See the [module documentation](self) for the contract.
 ///

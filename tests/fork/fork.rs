@@ -28,8 +28,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::pin::Pin;
 use std::time::{Duration, Instant};
 
-use leasehold::backend::Status;
-use leasehold::{Client, DistMutex, Error, Guard, MutexOptions, SemaphoreOptions};
+use leasehold::{Client, DistMutex, Error, Guard, MutexOptions, SemaphoreOptions, Status};
 use support::{Worker, eventually, say, within, worker_args};
 use tokio::runtime::{Builder, Runtime};
 use tokio::time::{sleep, timeout};

@@ -3,7 +3,8 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
-use leasehold::backend::{Detail, Inspection};
+use leasehold::Inspection;
+use leasehold::backend::Detail;
 
 use crate::plan::{Label, Nature, Step};
 use crate::side::{Failed, Sent, Side};

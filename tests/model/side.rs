@@ -7,11 +7,11 @@ use std::time::Duration;
 
 use futures::StreamExt;
 use futures::stream::BoxStream;
-use leasehold::LossReason;
 use leasehold::backend::{
-    Answer, BackendError, Claim, Detail, Event, Inspection, Kind, LeaseId, LeaseRef, Limit, Released, Renew,
-    Renewal, Request, Resource, Ticket,
+    Answer, Claim, Detail, Event, Kind, LeaseId, LeaseRef, Limit, Released, Renew, Renewal, Request,
+    Resource, Ticket,
 };
+use leasehold::{BackendError, Inspection, LossReason};
 use tokio::time::timeout;
 
 use crate::plan::{self, CLIENTS, LIMITS, Label, Nature, Step, TICK, TWO_DAYS, Wanted};

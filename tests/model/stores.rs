@@ -113,7 +113,7 @@ pub(crate) use postgres::Postgres;
 
 #[cfg(feature = "etcd")]
 mod etcd {
-    use leasehold::EtcdBackend;
+    use leasehold::etcd::EtcdBackend;
 
     use super::*;
     use crate::etcd_server::EtcdServer;
@@ -159,7 +159,7 @@ mod etcd {
 
 #[cfg(feature = "mysql")]
 mod mysql {
-    use leasehold::MysqlBackend;
+    use leasehold::mysql::MysqlBackend;
 
     use super::*;
     use crate::mysql_server::MysqlServer;
@@ -211,7 +211,7 @@ mod mysql {
 
 #[cfg(feature = "postgres")]
 mod postgres {
-    use leasehold::PostgresBackend;
+    use leasehold::postgres::PostgresBackend;
 
     use super::*;
     use crate::server::PostgresServer;
@@ -260,7 +260,7 @@ pub(crate) use zookeeper::Zookeeper;
 
 #[cfg(feature = "zookeeper")]
 mod zookeeper {
-    use leasehold::ZookeeperBackend;
+    use leasehold::zookeeper::ZookeeperBackend;
 
     use super::*;
     use crate::support::Clock;
@@ -313,7 +313,7 @@ mod sqlite {
     use std::sync::atomic::{AtomicU64, Ordering};
     use std::time::SystemTime;
 
-    use leasehold::SqliteBackend;
+    use leasehold::sqlite::SqliteBackend;
 
     use super::*;
     use crate::file::SqliteFile;
@@ -360,7 +360,7 @@ mod sqlite {
 
 #[cfg(feature = "fred")]
 mod redis {
-    use leasehold::RedisBackend;
+    use leasehold::redis::RedisBackend;
 
     use super::*;
     use crate::support::{Clock, Raw, RedisServer, Setup};

@@ -12,7 +12,8 @@ use std::process::{Command, Output, Stdio};
 use std::thread::sleep;
 use std::time::{Duration, Instant};
 
-use leasehold::{Client, EtcdBackend};
+use leasehold::Client;
+use leasehold::etcd::EtcdBackend;
 use tempfile::TempDir;
 
 use crate::support::child::{CHILD_DIR, ChildProcess, free_port};

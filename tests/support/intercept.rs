@@ -8,10 +8,10 @@ use std::time::Duration;
 use futures::future::BoxFuture;
 use futures::stream::BoxStream;
 use leasehold::backend::{
-    Answer, Answered, BackendError, Capabilities, Detail, Event, LeaseId, LeaseRef, Limit, Released, Renew,
+    Answer, Answered, Backend, Capabilities, Detail, Event, LeaseId, LeaseRef, Limit, Released, Renew,
     Request, Resource,
 };
-use leasehold::{Backend, Inspection, MemoryBackend};
+use leasehold::{BackendError, Inspection, MemoryBackend};
 
 pub(crate) type Reply<'a, T> = BoxFuture<'a, Result<T, BackendError>>;
 

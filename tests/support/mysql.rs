@@ -16,7 +16,8 @@ use std::sync::{LazyLock, OnceLock};
 use std::thread::sleep;
 use std::time::{Duration, Instant};
 
-use leasehold::{Client, MysqlBackend};
+use leasehold::Client;
+use leasehold::mysql::MysqlBackend;
 use mysql_async::prelude::Queryable;
 use mysql_async::{Conn, OptsBuilder, Row};
 use tempfile::TempDir;

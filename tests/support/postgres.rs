@@ -14,7 +14,8 @@ use std::sync::LazyLock;
 use std::thread::sleep;
 use std::time::{Duration, Instant};
 
-use leasehold::{Client, PostgresBackend};
+use leasehold::Client;
+use leasehold::postgres::PostgresBackend;
 use tempfile::TempDir;
 use tokio_postgres::{NoTls, SimpleQueryMessage};
 

@@ -9,9 +9,10 @@ use std::time::Duration;
 
 use futures::FutureExt;
 use futures::future::{join_all, select_all};
-use leasehold::backend::{BackendError, Kind, LeaseId};
+use leasehold::backend::{Kind, LeaseId};
 use leasehold::{
-    Client, Error, Fence, Guard, LossReason, MAX_NAME_BYTES, MutexOptions, OnOtherLimit, SemaphoreOptions,
+    BackendError, Client, Error, Fence, Guard, LossReason, MAX_NAME_BYTES, MutexOptions, OnOtherLimit,
+    SemaphoreOptions,
 };
 use tokio::sync::Mutex;
 use tokio::task::{JoinHandle, JoinSet, yield_now};

@@ -99,7 +99,7 @@ pub(crate) async fn lock_and_release(client: &Client, name: &str) {
 
 pub(crate) fn assert_stayed_connected(
     client: &Client,
-    states: &mut (impl futures::Stream<Item = leasehold::backend::StoreState> + Unpin),
+    states: &mut (impl futures::Stream<Item = leasehold::StoreState> + Unpin),
 ) {
     while let Some(Some(state)) = states.next().now_or_never() {
         assert!(state.status.is_connected(), "{state:?}");

@@ -4,10 +4,8 @@
 use std::time::Duration;
 
 use futures::future::{join, join_all};
-use leasehold::backend::{
-    Answer, Backend, BackendError, Claim, Detail, Kind, LeaseRef, Released, Request, Resource,
-};
-use leasehold::{Client, DistMutex};
+use leasehold::backend::{Answer, Backend, Claim, Detail, Kind, LeaseRef, Released, Request, Resource};
+use leasehold::{BackendError, Client, DistMutex};
 use tokio::time::sleep;
 
 use crate::server_promises::{Server, assert_refused, client, hold_many, nothing_went_wrong, renew_all, url};

@@ -9,7 +9,8 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Duration;
 
-use leasehold::{Client, SqliteBackend};
+use leasehold::Client;
+use leasehold::sqlite::SqliteBackend;
 use rusqlite::Connection;
 use tempfile::TempDir;
 

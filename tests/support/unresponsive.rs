@@ -8,8 +8,8 @@ use std::sync::{Arc, Mutex};
 
 use futures::future::FutureExt;
 use futures::stream::{self, BoxStream, StreamExt};
-use leasehold::backend::{Answer, Answered, LeaseRef, Released, Renew, Request};
-use leasehold::{Backend, MemoryBackend};
+use leasehold::MemoryBackend;
+use leasehold::backend::{Answer, Answered, Backend, LeaseRef, Released, Renew, Request};
 use tokio::task::yield_now;
 use tokio::time::Instant;
 

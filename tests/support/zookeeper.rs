@@ -13,7 +13,8 @@ use std::sync::{Arc, LazyLock, Mutex, PoisonError};
 use std::thread::sleep;
 use std::time::{Duration, Instant};
 
-use leasehold::{Client, ZookeeperBackend};
+use leasehold::Client;
+use leasehold::zookeeper::ZookeeperBackend;
 use tempfile::TempDir;
 
 use crate::support::Clock;

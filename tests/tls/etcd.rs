@@ -1,6 +1,7 @@
 //! etcd over TLS.
 
-use leasehold::{Client, Error, EtcdBackend};
+use leasehold::etcd::EtcdBackend;
+use leasehold::{Client, Error};
 
 use crate::certificates::{Authority, Signed};
 use crate::etcd_server::EtcdServer;

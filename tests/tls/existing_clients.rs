@@ -2,7 +2,8 @@
 
 use std::sync::Arc;
 
-use leasehold::{Client, Error, RedisBackend};
+use leasehold::redis::RedisBackend;
+use leasehold::{Client, Error};
 
 use crate::support::{RedisServer, Reply};
 

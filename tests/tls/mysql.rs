@@ -1,6 +1,7 @@
 //! MySQL over TLS.
 
-use leasehold::{Client, Error, MysqlBackend};
+use leasehold::mysql::MysqlBackend;
+use leasehold::{Client, Error};
 
 use crate::certificates::{Authority, Signed};
 use crate::mysql_server::{MysqlServer, PASSWORD, USER};

@@ -1,6 +1,7 @@
 //! PostgreSQL over TLS.
 
-use leasehold::{Client, Error, PostgresBackend};
+use leasehold::postgres::PostgresBackend;
+use leasehold::{Client, Error};
 
 use crate::certificates::{Authority, Signed};
 use crate::server::{PASSWORD, PostgresServer, USER};

@@ -1,8 +1,9 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use leasehold::backend::RedlockBackend;
-use leasehold::{Client, Error, MutexOptions, RedisBackend, TlsOptions};
+use leasehold::redis::RedisBackend;
+use leasehold::redlock::RedlockBackend;
+use leasehold::{Client, Error, MutexOptions, TlsOptions};
 
 use crate::certificates::Authority;
 use crate::support::{

@@ -2,7 +2,8 @@
 
 use std::sync::Arc;
 
-use leasehold::{Client, Error, ZookeeperBackend};
+use leasehold::zookeeper::ZookeeperBackend;
+use leasehold::{Client, Error};
 
 use crate::certificates::{Authority, Signed};
 use crate::zookeeper_server::ZookeeperServer;

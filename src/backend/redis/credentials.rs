@@ -37,7 +37,7 @@ impl fmt::Debug for Credentials {
 }
 
 /// Provides credentials that change, such as passwords that are rotated or tokens that expire: see
-/// [`RedisBuilder::credentials`](crate::RedisBuilder::credentials).
+/// [`RedisBuilder::credentials`](crate::redis::RedisBuilder::credentials).
 ///
 /// ```
 /// use std::io;
@@ -45,8 +45,8 @@ impl fmt::Debug for Credentials {
 ///
 /// use futures::FutureExt;
 /// use futures::future::BoxFuture;
-/// use leasehold::backend::BoxError;
-/// use leasehold::{Credentials, CredentialsProvider};
+/// use leasehold::BoxError;
+/// use leasehold::redis::{Credentials, CredentialsProvider};
 ///
 /// /// The password is in a file, which is replaced when it changes.
 /// struct InFile(PathBuf);
@@ -72,7 +72,7 @@ pub trait CredentialsProvider: Send + Sync {
     /// It is also called on the thread that renews the leases of all clients of the process, so it must not block. The tokio
     /// runtime of that thread has timers and I/O enabled.
     ///
-    /// A call that takes longer than three quarters of the [connect timeout](crate::RedisBuilder::connect_timeout) is
+    /// A call that takes longer than three quarters of the [connect timeout](crate::redis::RedisBuilder::connect_timeout) is
     /// given up: its future is dropped, and this attempt to connect fails.
     ///
     /// # Errors

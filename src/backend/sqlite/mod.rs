@@ -4,8 +4,8 @@
 //! # async fn example() -> Result<(), leasehold::Error> {
 //! use std::sync::Arc;
 //!
-//! use leasehold::sqlite::Synchronous;
-//! use leasehold::{Client, SqliteBackend};
+//! use leasehold::Client;
+//! use leasehold::sqlite::{SqliteBackend, Synchronous};
 //!
 //! let client = Client::connect("sqlite:/var/lib/app/locks.db").await?;
 //!

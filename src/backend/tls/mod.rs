@@ -38,7 +38,8 @@ pub(super) use library::Tls;
 /// use std::fs;
 /// use std::sync::Arc;
 ///
-/// use leasehold::{Client, RedisBackend, TlsOptions};
+/// use leasehold::{Client, TlsOptions};
+/// use leasehold::redis::RedisBackend;
 ///
 /// let tls = TlsOptions::new()
 ///     .ca_certificate_pem(fs::read("ca.pem")?)

@@ -1,7 +1,7 @@
 //! `zookeeper://[user:password@]host[:port][,host...][/chroot][?option=value&...]`
 
 use super::ZookeeperBuilder;
-use crate::backend::TlsOptions;
+use crate::backend::tls::TlsOptions;
 use crate::backend::url_parts::{boolean, decode, duration, invalid, options, unknown_option};
 use crate::error::Error;
 
