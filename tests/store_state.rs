@@ -8,9 +8,10 @@ use std::time::{Duration, Instant};
 
 use futures::StreamExt;
 use futures::future::{join, join_all};
-use leasehold::backend::{Backend, FailFast};
-use leasehold::redis::RedisBackend;
+use leasehold::backend::Backend;
 #[cfg(feature = "redis-rs")]
+use leasehold::backend::FailFast;
+use leasehold::redis::RedisBackend;
 use leasehold::{Client, Error, Severity, Status, StoreState};
 use support::{AT_ONCE, Cluster, FakeServer, RedisServer, Setup, at_once, eventually, more_rules, within};
 use tokio::sync::Barrier;
