@@ -8,9 +8,7 @@ use std::time::{Duration, Instant};
 
 use futures::StreamExt;
 use futures::future::{join, join_all};
-use leasehold::backend::Backend;
-#[cfg(feature = "redis-rs")]
-use leasehold::backend::FailFast;
+use leasehold::backend::{Backend, FailFast};
 use leasehold::redis::RedisBackend;
 use leasehold::{Client, Error, Severity, Status, StoreState};
 use support::{AT_ONCE, Cluster, FakeServer, RedisServer, Setup, at_once, eventually, more_rules, within};
@@ -318,13 +316,14 @@ async fn a_lazy_client_of_a_cluster_finds_its_nodes() -> Result<(), Error> {
 /// All ways to ask for it, over each client library that this build has.
 async fn impatient(url: &str) -> Vec<Client> {
     let builder = || RedisBackend::builder(url).expect("a URL");
-    let mut backends: Vec<Arc<dyn Backend>> =
-        vec![Arc::new(builder().fail_fast(true).connect().await.expect("the server answers"))];
+    let patient = builder();
     #[cfg(feature = "redis-rs")]
-    {
-        let through_redis_rs = builder().through_redis_rs().connect().await.expect("the server answers");
-        backends.push(Arc::new(FailFast::new(Arc::new(through_redis_rs))));
-    }
+    let patient = patient.through_redis_rs();
+    let patient = Arc::new(patient.connect().await.expect("the server answers"));
+    let backends: [Arc<dyn Backend>; 2] = [
+        Arc::new(builder().fail_fast(true).connect().await.expect("the server answers")),
+        Arc::new(FailFast::new(patient)),
+    ];
     let clients = backends.into_iter().map(Client::with_backend);
     let by_url = Client::builder(url).fail_fast(true).connect().await.expect("the server answers");
     clients.chain([by_url]).collect()
