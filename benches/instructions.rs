@@ -14,11 +14,13 @@ use std::fs;
 use std::net::TcpListener;
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
+use std::sync::Arc;
 use std::thread::sleep;
 use std::time::Duration;
 
 use clap::Parser;
 use leasehold::Client;
+use leasehold::redis::RedisBackend;
 use tokio::runtime::Builder;
 use tokio::task::JoinSet;
 
@@ -30,6 +32,8 @@ const CLIENT_PAIRS: [u64; 2] = [4, 12];
 const SERVER_TASKS: u64 = 256;
 const SERVER_PAIRS: [u64; 2] = [10, 40];
 const ALONE_PAIRS: [u64; 2] = [200, 1200];
+/// How long a program that is counted may take to answer: it runs fifty times as slowly, and more slowly still if it is not optimized.
+const PATIENCE: Duration = Duration::from_secs(60);
 
 #[derive(Parser)]
 struct Options {
@@ -142,7 +146,8 @@ fn finished(program: &mut Child, file: &Path) -> Result<u64> {
 fn take_turns(port: u16, tasks: u64, pairs: u64) -> Result<()> {
     let runtime = Builder::new_multi_thread().worker_threads(1).enable_all().build()?;
     runtime.block_on(async {
-        let client = Client::connect(&url(port)).await?;
+        let builder = RedisBackend::builder(&url(port))?.connect_timeout(PATIENCE).reply_timeout(PATIENCE);
+        let client = Client::with_backend(Arc::new(builder.connect().await?));
         let mut running = JoinSet::<Result<()>>::new();
         for n in 0..tasks {
             let mutex = client.mutex(&format!("record:{n}"))?;

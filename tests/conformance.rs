@@ -2,7 +2,7 @@
 #![cfg(feature = "conformance")]
 
 use std::sync::Arc;
-#[cfg(feature = "etcd")]
+#[cfg(any(feature = "etcd", feature = "mysql", feature = "postgres"))]
 use std::time::Duration;
 
 use futures::future::BoxFuture;

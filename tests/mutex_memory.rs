@@ -1201,7 +1201,7 @@ async fn a_url_that_names_no_store_is_an_invalid_argument() {
 async fn a_build_without_redis_says_so() {
     let error = Client::connect("redis://127.0.0.1").await.expect_err("not built in");
     assert!(matches!(error, Error::Unsupported { .. }), "{error:?}");
-    assert!(error.to_string().contains("feature `redis`"), "{error}");
+    assert!(error.to_string().contains("feature `fred`"), "{error}");
 }
 
 // Auto traits

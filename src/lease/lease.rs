@@ -39,13 +39,14 @@ pub(crate) struct Lease {
     state: Mutex<State>,
 }
 
-/// What the store may know of a lease, by the answers to its requests: from the least to the most.
+/// What the store may know of a lease that was not granted, by the answers to its requests: from the least to the most.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum Trace {
     /// Nothing: no request has left this process.
     None,
-    /// Hardly anything: it has declined each request that it received.
+    /// Nothing, by what it says: it has declined each request that it received.
     Declined,
+    /// A place or a hold: it has accepted a request, or one may still be executed.
     Possible,
 }
 

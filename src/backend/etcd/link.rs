@@ -123,7 +123,8 @@ impl Link {
         let attempt = |address| Connection::open(&self.settings, endpoint, address, self.probe.clone());
         let opened = dial::race(addresses.iter().copied(), left, attempt).await;
         opened.map_err(|failures| {
-            let silence = || Failure::unavailable("no answer in time");
+            let limit = self.settings.connect_timeout;
+            let silence = || Failure::unavailable(format!("no answer within {limit:?}"));
             let failures = failures.into_iter().map(|failure| failure.unwrap_or_else(silence));
             if addresses.len() == 1 {
                 return named(all(failures));

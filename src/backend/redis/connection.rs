@@ -392,7 +392,8 @@ impl Connection {
         let mut pause = FIRST_PAUSE;
         while !closed.is_cancelled() && self.is_in_charge(number) {
             let begun = Instant::now();
-            match self.open_soon().await {
+            let Some(opened) = closed.run_until_cancelled(self.open_soon()).await else { return };
+            match opened {
                 Ok((link, server)) => {
                     let opened = Instant::now();
                     if !self.opened(number, &link, &server) {
