@@ -260,6 +260,10 @@ impl Connection {
         Q: Message + 'static,
         A: Message + Default + 'static,
     {
+        // Whoever has used it until now learns the same, without waiting as long once more.
+        if self.is_broken() {
+            return Err(Status::unavailable("the connection was given up"));
+        }
         let mut grpc = self.grpc.clone();
         let called = async {
             grpc.ready().await.map_err(|error| Status::from_error(error.into()))?;
@@ -268,7 +272,10 @@ impl Connection {
             Ok(answer.into_inner())
         };
         let limit = self.reply_timeout;
-        let silence = |_| Err(Status::deadline_exceeded(format!("no answer within {limit:?}")));
+        let silence = |_| {
+            self.give_up();
+            Err(Status::deadline_exceeded(format!("no answer within {limit:?}")))
+        };
         timeout(limit, called).await.unwrap_or_else(silence)
     }
 
