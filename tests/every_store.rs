@@ -7,13 +7,21 @@
     feature = "zookeeper"
 ))]
 
+mod support;
+
 use std::fmt::Debug;
 use std::net::{SocketAddr, TcpListener};
 use std::time::{Duration, Instant};
 
 use futures::future::{join, join_all};
 use leasehold::{Client, Error};
+use support::hosts::is_run_with_hosts;
+use tokio::runtime::Runtime;
+use tokio::sync::Mutex;
 use tokio::time::timeout;
+
+/// Thousands of clients keep the crate's thread busy, on which those of another test are closed.
+static ONE_AT_A_TIME: Mutex<()> = Mutex::const_new(());
 
 /// All schemes, for a server at this address, with these credentials, which are empty or end with `@`.
 fn urls(credentials: &str, address: SocketAddr) -> Vec<String> {
@@ -83,12 +91,33 @@ async fn shut_down_after_a_request((url, asked): (String, Asked)) -> Option<Stri
 /// Nothing has ever left it.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_client_whose_store_was_never_reached_has_nothing_to_release() {
+    let _alone = ONE_AT_A_TIME.lock().await;
     let (refusing, swallowing, _listener) = ports();
     let urls = [refusing, swallowing].into_iter().flat_map(|address| urls("", address));
     let all = urls
         .flat_map(|url| [Asked::InVain, Asked::Dropped, Asked::InFlight].map(|asked| (url.clone(), asked)));
     let wrong: Vec<_> = join_all(all.map(shut_down_after_a_request)).await.into_iter().flatten().collect();
     assert!(wrong.is_empty(), "{}", wrong.join("\n"));
+}
+
+/// The system answers after 8 s. A runtime waits for the calls on its own threads for blocking work when it ends.
+#[test]
+fn a_name_server_that_does_not_answer_delays_no_end_of_a_runtime() {
+    let this = "a_name_server_that_does_not_answer_delays_no_end_of_a_runtime";
+    if !is_run_with_hosts(this, "silent.test=") {
+        return;
+    }
+    let (refusing, ..) = ports();
+    let all = urls("", refusing).into_iter().map(|url| url.replace("127.0.0.1", "silent.test"));
+    let begun = Instant::now();
+    let runtime = Runtime::new().expect("threads");
+    runtime.block_on(join_all(all.map(async |url| {
+        let outcome = timeout(Duration::from_millis(500), Client::connect(&url)).await;
+        // A Redlock has other nodes, which refuse.
+        assert!(!matches!(outcome, Ok(Ok(_))), "{url}");
+    })));
+    drop(runtime);
+    assert!(begun.elapsed() < Duration::from_secs(4), "{:?}", begun.elapsed());
 }
 
 /// A word that is in each part of each password, and must not be in any text.
@@ -121,6 +150,7 @@ fn password(one: &str, other: &str) -> String {
 /// With each pair of them, as the password of a user, or of nobody. What is accepted is connected to only with one of each.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn no_part_of_a_password_is_said() {
+    let _alone = ONE_AT_A_TIME.lock().await;
     let (refusing, ..) = ports();
     let mut accepted = Vec::new();
     let pairs = SPECIAL.iter().flat_map(|one| SPECIAL.iter().map(move |other| (one, other)));

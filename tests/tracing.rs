@@ -1,10 +1,16 @@
 //! What an operator reads: every step in the life of a lease is traced, with its name and its token.
 
+mod support;
+
 use std::fmt::{self, Write};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use leasehold::{Client, Error, FencingToken, MutexOptions};
+use futures::StreamExt;
+use futures::stream::{self, BoxStream};
+use leasehold::backend::{Answered, Renew};
+use leasehold::{BackendError, Client, Error, FencingToken, LossReason, MemoryBackend, MutexOptions};
+use support::intercept::{Intercept, Intercepted};
 use tracing::field::{Field, Visit};
 use tracing::span::{Attributes, Id, Record};
 use tracing::subscriber::DefaultGuard;
@@ -201,6 +207,28 @@ async fn a_loss_is_a_warning_with_its_reason() -> Result<(), Error> {
     mutex.force_release().await?;
     guard.lost().await;
     lines.assert_line(&["WARN", "lost", NAME, &field(guard.token()), "released by force"]);
+    Ok(())
+}
+
+/// Declines all renewals.
+#[derive(Debug)]
+struct NoRenewals;
+
+impl Intercept for NoRenewals {
+    fn renew<'a>(&'a self, _: &'a MemoryBackend, renewals: &'a [Renew]) -> BoxStream<'a, Answered> {
+        let declined = |n| (n, Err(BackendError::Refused { source: "no permission".into() }));
+        stream::iter((0..renewals.len()).map(declined)).boxed()
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn what_the_store_said_of_a_lost_lease_is_traced_as_it_is() -> Result<(), Error> {
+    let (lines, _collecting) = Lines::collect(Level::WARN);
+    let client = Client::with_backend(Intercepted::new(&MemoryBackend::new(), NoRenewals));
+    let guard = client.mutex_with(NAME, MutexOptions::new().ttl(SECOND))?.lock().await?;
+    assert_eq!(guard.lost().await, LossReason::StoreRefused);
+    lines.assert_line(&["WARN", "lost", NAME, "no permission"]);
+    assert!(!lines.text().contains("Some("), "{}", lines.text());
     Ok(())
 }
 
