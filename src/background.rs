@@ -2,6 +2,8 @@
 //!
 //! A runtime whose thread is blocked runs neither timers nor sockets, and a task that was woken by a blocked worker may have to
 //! wait for that worker. So leases are renewed and their deadlines watched here, through connections that live here.
+//!
+//! A second thread is started when the first client has to leave its runtime (see `home`): what such clients do must not delay renewals.
 
 use std::cell::Cell;
 use std::io;
@@ -28,17 +30,31 @@ pub(crate) fn is_current() -> bool {
 /// If the thread or its runtime cannot be started.
 pub(crate) fn handle() -> io::Result<Handle> {
     static HANDLE: PerProcess<Option<Handle>> = PerProcess::new();
-    HANDLE.with(|started| match started {
-        Some(handle) => Ok(handle.clone()),
-        None => Ok(started.insert(start()?).clone()),
-    })
+    HANDLE.with(|started| started_once(started, "leasehold", true))
 }
 
-fn start() -> io::Result<Handle> {
+/// The runtime of the thread for clients that had to leave their runtime, which ends with the process.
+///
+/// # Errors
+///
+/// If the thread or its runtime cannot be started.
+pub(crate) fn for_clients() -> io::Result<Handle> {
+    static HANDLE: PerProcess<Option<Handle>> = PerProcess::new();
+    HANDLE.with(|started| started_once(started, "leasehold-clients", false))
+}
+
+fn started_once(started: &mut Option<Handle>, name: &str, renews: bool) -> io::Result<Handle> {
+    match started {
+        Some(handle) => Ok(handle.clone()),
+        None => Ok(started.insert(start(name, renews)?).clone()),
+    }
+}
+
+fn start(name: &str, renews: bool) -> io::Result<Handle> {
     let runtime = Builder::new_current_thread().enable_all().build()?;
     let handle = runtime.handle().clone();
-    thread::Builder::new().name("leasehold".to_owned()).spawn(move || {
-        IS_CURRENT.set(true);
+    thread::Builder::new().name(name.to_owned()).spawn(move || {
+        IS_CURRENT.set(renews);
         runtime.block_on(std::future::pending::<()>())
     })?;
     Ok(handle)

@@ -53,6 +53,7 @@ mod fence;
 mod guard;
 mod handover;
 mod hash;
+mod home;
 mod lease;
 mod mutex;
 mod name;

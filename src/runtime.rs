@@ -1,10 +1,9 @@
-//! Tasks, and the runtimes of the application: a client may be used on several, and one of them may end, or not be driven.
+//! Tasks on a runtime that may end, or not be driven.
 
 use std::future::poll_fn;
 use std::mem;
 use std::sync::Arc;
 use std::task::Poll;
-use std::time::Duration;
 
 use futures::FutureExt;
 use futures::future::BoxFuture;
@@ -12,17 +11,6 @@ use parking_lot::Mutex;
 use scopeguard::guard;
 use tokio::runtime::Handle;
 use tokio::task::{AbortHandle, JoinHandle};
-use tokio::time::timeout;
-
-/// How long a runtime may make no progress before callers on other runtimes no longer rely on it.
-const STUCK: Duration = Duration::from_millis(500);
-/// How often a runtime on which something is awaited is probed for progress.
-pub(crate) const PROBE_INTERVAL: Duration = Duration::from_secs(1);
-
-/// Whether a runtime other than the current one makes no progress: it is not driven, or all its threads are blocked.
-pub(crate) async fn is_stuck(runtime: &Handle) -> bool {
-    runtime.id() != Handle::current().id() && timeout(STUCK, spawn_on(runtime, async {})).await.is_err()
-}
 
 /// Spawns a task on the current runtime.
 ///
@@ -50,21 +38,19 @@ pub(crate) struct Cancel {
 }
 
 /// The future of a task.
-enum Slot<T> {
-    Idle(BoxFuture<'static, T>),
+enum Slot {
+    Idle(BoxFuture<'static, ()>),
     /// It is being polled, and put back unless it is dropped in the meantime.
     Polled,
     Dropped,
 }
 
-/// Spawns a task on the current runtime that can be dropped from another one.
-pub(crate) fn spawn_cancelable<T: Send + 'static>(
-    future: impl Future<Output = T> + Send + 'static,
-) -> (JoinHandle<T>, Cancel) {
-    spawn_boxed(future.boxed())
-}
-
-fn spawn_boxed<T: Send + 'static>(future: BoxFuture<'static, T>) -> (JoinHandle<T>, Cancel) {
+/// Spawns a task that can be dropped from another runtime than its own.
+pub(crate) fn spawn_cancelable(
+    runtime: &Handle,
+    future: impl Future<Output = ()> + Send + 'static,
+) -> (JoinHandle<()>, Cancel) {
+    let future = future.boxed();
     let slot = Arc::new(Mutex::new(Slot::Idle(future)));
     let shared = Arc::clone(&slot);
     let drop_future = move || {
@@ -73,7 +59,7 @@ fn spawn_boxed<T: Send + 'static>(future: BoxFuture<'static, T>) -> (JoinHandle<
         drop(dropped);
     };
     let dropped_with_its_runtime = guard(drop_future.clone(), |drop_future| drop_future());
-    let task = tokio::spawn(poll_fn(move |context| {
+    let task = runtime.spawn(poll_fn(move |context| {
         // The guard moves into the task.
         let _ = &dropped_with_its_runtime;
         let taken = mem::replace(&mut *slot.lock(), Slot::Polled);
@@ -91,14 +77,6 @@ fn spawn_boxed<T: Send + 'static>(future: BoxFuture<'static, T>) -> (JoinHandle<
     }));
     let cancel = Cancel { drop_future: Box::new(drop_future), task: task.abort_handle() };
     (task, cancel)
-}
-
-impl Cancel {
-    /// Whether the task is over.
-    #[cfg(any(test, feature = "_redis"))]
-    pub(crate) fn is_over(&self) -> bool {
-        self.task.is_finished()
-    }
 }
 
 impl Drop for Cancel {
@@ -128,18 +106,6 @@ mod tests {
         Builder::new_current_thread().enable_all().build().unwrap()
     }
 
-    #[test]
-    fn a_runtime_that_is_not_driven_is_stuck_and_one_that_has_ended_is_not() {
-        let (driven, other) = (runtime(), runtime());
-        let handle = other.handle().clone();
-        driven.block_on(async {
-            assert!(!is_stuck(&Handle::current()).await);
-            assert!(is_stuck(&handle).await);
-        });
-        drop(other);
-        assert!(!driven.block_on(is_stuck(&handle)));
-    }
-
     /// A future that never ends, and something that lives as long as it.
     fn endless() -> (impl Future<Output = ()> + Send + 'static, Weak<()>) {
         let content = Arc::new(());
@@ -156,13 +122,13 @@ mod tests {
         for polls in 0..2 {
             let (runtime, (future, alive)) = (runtime(), endless());
             let (task, cancel) = runtime.block_on(async {
-                let spawned = spawn_cancelable(future);
+                let spawned = spawn_cancelable(&Handle::current(), future);
                 for _ in 0..polls {
                     yield_now().await;
                 }
                 spawned
             });
-            assert!(alive.upgrade().is_some() && !cancel.is_over());
+            assert!(alive.upgrade().is_some() && !task.is_finished());
             drop(cancel);
             assert!(alive.upgrade().is_none());
             assert!(runtime.block_on(task).unwrap_err().is_cancelled());
@@ -172,26 +138,19 @@ mod tests {
     #[test]
     fn a_task_is_dropped_with_its_runtime() {
         let (runtime, (future, alive)) = (runtime(), endless());
-        let (_, cancel) = runtime.block_on(async { spawn_cancelable(future) });
+        let (task, _cancel) = spawn_cancelable(runtime.handle(), future);
         drop(runtime);
-        assert!(alive.upgrade().is_none() && cancel.is_over());
+        assert!(alive.upgrade().is_none() && task.is_finished());
     }
 
     #[tokio::test]
     async fn a_task_that_cancels_itself_is_dropped_after_that() {
         let (sender, receiver) = tokio::sync::oneshot::channel();
-        let (task, cancel) = spawn_cancelable(async move {
+        let (task, cancel) = spawn_cancelable(&Handle::current(), async move {
             drop::<Cancel>(receiver.await.unwrap());
             pending::<()>().await;
         });
         sender.send(cancel).unwrap();
         assert!(task.await.unwrap_err().is_cancelled());
-    }
-
-    #[tokio::test]
-    async fn a_task_returns_its_result() {
-        let (task, cancel) = spawn_cancelable(async { yield_now().await });
-        task.await.unwrap();
-        assert!(cancel.is_over());
     }
 }

@@ -13,6 +13,7 @@ use super::{
     Answer, Answered, Backend, BackendError, Capabilities, Detail, Event, Finding, Inspection, LeaseId,
     LeaseRef, Limit, Released, Renew, Request, Resource, Status, StoreState,
 };
+use crate::home::Home;
 use crate::runtime::spawn_on;
 
 /// Any store, whose requests fail at once with [`BackendError::FailedFast`] while it is known to be unreachable, those that wait
@@ -141,6 +142,18 @@ impl Backend for FailFast {
 
     fn check(&self) -> BoxFuture<'_, Result<Vec<Finding>, BackendError>> {
         self.store.check()
+    }
+
+    fn release_from_own_thread<'a>(
+        &'a self,
+        lease: &'a LeaseRef,
+        keep: u32,
+    ) -> BoxFuture<'a, Result<Released, BackendError>> {
+        self.store.release_from_own_thread(lease, keep)
+    }
+
+    fn home(&self) -> Option<Arc<Home>> {
+        self.store.home()
     }
 
     fn close(&self) -> BoxFuture<'_, ()> {

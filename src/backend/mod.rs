@@ -122,8 +122,8 @@ pub(crate) use types::*;
 /// [`BackendError::WrongType`] if something else is stored under the key, and with [`BackendError::Closed`] after `close`.
 ///
 /// If [`Capabilities::own_thread`] is set, `renew` is called on the crate's own thread, except after a release that has found nothing
-/// (point 14 of the contract). So are `release` and `release_permits` when the runtime of the application has ended or is blocked in
-/// whole or in part, or when a guard is dropped outside a runtime. Everything else is called on the runtimes of the application.
+/// (point 14 of the contract). So are `release` and `release_permits` when a guard is dropped outside a runtime. Everything else is called
+/// on the runtimes of the application, and, once the first of them has ended or was found to make no progress, also on that thread.
 pub trait Backend: fmt::Debug + Send + Sync + 'static {
     /// Creates the id of a new acquisition: usually [`LeaseId::next`], with a random UUID for this client. Ids cannot be guessed and are
     /// never used again, nor is the sequence number in them.
@@ -191,6 +191,23 @@ pub trait Backend: fmt::Debug + Send + Sync + 'static {
     /// Checks the servers of the store for problems and risky settings.
     fn check(&self) -> BoxFuture<'_, Result<Vec<Finding>, BackendError>> {
         ready(Ok(Vec::new())).boxed()
+    }
+
+    /// As `release` and `release_permits`, from the crate's own thread: depends on no runtime of the application. May come before a request
+    /// for the lease that is on its way, so only [`Released::Held`] says that nothing is left.
+    #[doc(hidden)]
+    fn release_from_own_thread<'a>(
+        &'a self,
+        lease: &'a LeaseRef,
+        keep: u32,
+    ) -> BoxFuture<'a, Result<Released, BackendError>> {
+        if keep == 0 { self.release(lease) } else { self.release_permits(lease, keep) }
+    }
+
+    /// Where the connections of this crate's own stores live, if they depend on a runtime of the application.
+    #[doc(hidden)]
+    fn home(&self) -> Option<std::sync::Arc<crate::home::Home>> {
+        None
     }
 
     /// Closes connections and ends background work. Later calls fail with [`BackendError::Closed`].

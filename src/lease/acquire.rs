@@ -223,7 +223,7 @@ impl<'a> Waiter<'a> {
         let until = self.wait.deadline().map_or(latest, |end| end.max(now + ROUND_TRIP).min(latest));
         let keeper = self.keeper;
         let finished = pin!(keeper.releases.finished(&self.resource.key));
-        let finished = pin!(keeper.while_running(finished));
+        let finished = pin!(keeper.home.awaiting(finished));
         // A timeout is not an error: the request is sent and finds whatever is still held.
         timeout_at(until, self.keeper.closing.unless(finished)).await.is_ok() || until == latest
     }
@@ -386,7 +386,7 @@ impl<'a> Waiter<'a> {
         };
         tokio::select! {
             biased;
-            message = keeper.while_running(receiver) => self.received(message.ok()).map(Some),
+            message = keeper.home.awaiting(receiver) => self.received(message.ok()).map(Some),
             probed = not_in_time => self.time_is_up(probed),
         }
     }
@@ -493,7 +493,7 @@ async fn send(keeper: &Keeper, lease: &Lease, wait: Wait) -> Option<(Result<Answ
         let give_up = begin + PERSIST;
         let mut sent = begin;
         loop {
-            let answer = keeper.backend.request(lease.request()).await;
+            let answer = keeper.home.awaiting(keeper.backend.request(lease.request())).await;
             match &answer {
                 Err(error) if wait == Wait::No && error.is_transient() && Instant::now() < give_up => {
                     sleep(RETRY).await;
@@ -524,7 +524,7 @@ fn last_answer(
 
 /// Whether the store answers before the deadline, or within [`ROUND_TRIP`] if that is longer; if not, why.
 async fn probe(keeper: &Keeper, resource: &Resource, deadline: Option<Instant>) -> Result<(), BackendError> {
-    let inspected = keeper.backend.inspect(resource, Detail::Counts);
+    let inspected = keeper.home.awaiting(keeper.backend.inspect(resource, Detail::Counts));
     let deadline = deadline.map(|end| end.max(Instant::now() + ROUND_TRIP));
     tokio::select! {
         biased;

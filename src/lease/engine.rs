@@ -1,7 +1,6 @@
 //! What all primitives of one client share: the keeper and its tasks.
 
 use std::ops::Deref;
-use std::pin::pin;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -31,7 +30,8 @@ impl Engine {
         self.origin.check("shutdown", None)?;
         let (end, given_up) = (Instant::now() + SHUTDOWN, self.given_up());
         self.close();
-        let drained = timeout_at(end - CLOSING, self.while_running(pin!(self.drained()))).await;
+        self.ensure_running();
+        let drained = timeout_at(end - CLOSING, self.home.awaiting(self.drained())).await;
         let given_up = self.given_up() - given_up;
         let is_done = drained.is_ok() && given_up == 0;
         // Before the backend is closed, because then the releases that are left fail for that reason.

@@ -4,22 +4,21 @@
 //! none. What follows when a lease is requested, granted or ended is decided here. The tasks that do it in the
 //! background are in `tasks` (requests that are repeated, events, renewals) and `release`; none of them waits for one
 //! request before it handles the next lease. Held leases are renewed on the crate's own thread if the store allows it,
-//! otherwise on the runtime of the first request.
+//! otherwise where the client lives (see `home`).
 
-use std::sync::atomic::AtomicUsize;
+use std::sync::atomic::{AtomicBool, AtomicUsize};
 use std::sync::{Arc, Weak};
 
 use parking_lot::Mutex;
 use scopeguard::{ScopeGuard, guard};
 use tokio::runtime::Handle;
-use tokio::sync::{Semaphore, oneshot};
+use tokio::sync::oneshot;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
 use super::lease::{Hold, Lease, Message, Outcome};
 use super::reentry::Owners;
-use super::release_queue::{MAX_RELEASES, Patience, PendingRelease, ReleaseQueue};
-use super::runs::Runs;
+use super::release_queue::{Patience, PendingRelease, ReleaseQueue};
 use super::schedule::Schedule;
 use crate::backend::{Answer, Backend, BackendError, Claim, LeaseId, LeaseRef, Limit, Request, Resource};
 use crate::background;
@@ -27,9 +26,10 @@ use crate::closing::Closing;
 use crate::error::{Error, LossReason};
 use crate::handover::{Group, Queue, Queues, take_all_waiters, tokens, with_queue};
 use crate::hash::HashMap;
+use crate::home::Home;
 use crate::options::Settings;
 use crate::origin::Origin;
-use crate::runtime::spawn_on;
+use crate::runtime::{Cancel, spawn_on};
 
 /// The queue of a group within the client.
 pub(super) type Waiters = Queue<oneshot::Sender<Message>>;
@@ -43,10 +43,6 @@ pub(crate) struct Keeper {
     pub(super) leases: Mutex<HashMap<u64, Arc<Lease>>>,
     pub(super) schedule: Schedule,
     pub(super) releases: ReleaseQueue,
-    /// A permit for each release in flight that is sent from the crate's own thread.
-    pub(super) own_thread_releases: Semaphore,
-    /// Held by the task that repeats releases that were left to a run.
-    pub(super) repeating_left: Semaphore,
     pub(super) queues: Queues<oneshot::Sender<Message>>,
     pub(super) owners: Owners,
     pub(super) closing: Closing,
@@ -59,7 +55,10 @@ pub(crate) struct Keeper {
     pub(super) abandoned: CancellationToken,
     /// The crate's own thread, if held leases are kept there.
     pub(super) background: Option<Handle>,
-    pub(super) runs: Runs,
+    /// Where the tasks run that are not on that thread.
+    pub(super) home: Arc<Home>,
+    pub(super) tasks: Mutex<Option<Cancel>>,
+    pub(super) is_running: AtomicBool,
     /// For how much longer the application may be kept waiting for releases where there is no runtime.
     pub(super) drops_wait: Mutex<Patience>,
 }
@@ -67,14 +66,13 @@ pub(crate) struct Keeper {
 impl Keeper {
     pub(super) fn new(backend: Arc<dyn Backend>) -> Arc<Self> {
         let background = if backend.capabilities().own_thread { own_thread() } else { None };
+        let home = backend.home().unwrap_or_default();
         let keeper = Arc::new_cyclic(|this| Self {
             this: this.clone(),
             backend,
             leases: Mutex::default(),
             schedule: Schedule::default(),
             releases: ReleaseQueue::default(),
-            own_thread_releases: Semaphore::new(MAX_RELEASES),
-            repeating_left: Semaphore::new(1),
             queues: Queues::default(),
             owners: Owners::default(),
             closing: Closing::default(),
@@ -83,18 +81,26 @@ impl Keeper {
             last_failure: Mutex::default(),
             abandoned: CancellationToken::new(),
             background,
-            runs: Runs::default(),
+            home,
+            tasks: Mutex::default(),
+            is_running: AtomicBool::new(false),
             drops_wait: Mutex::new(Patience::new()),
         });
         if let Some(background) = &keeper.background {
             spawn_on(background, Arc::clone(&keeper).keep_held());
-            spawn_on(background, Self::watch_runs(Arc::downgrade(&keeper), keeper.abandoned.clone()));
+            keeper.home.may_move(background);
+            spawn_on(background, Self::watch_home(Arc::downgrade(&keeper), keeper.abandoned.clone()));
         }
+        keeper.home.take_in(&keeper);
         keeper
     }
 
     pub(crate) const fn backend(&self) -> &Arc<dyn Backend> {
         &self.backend
+    }
+
+    pub(crate) const fn home(&self) -> &Arc<Home> {
+        &self.home
     }
 
     pub(crate) const fn owners(&self) -> &Owners {
@@ -214,7 +220,7 @@ impl Keeper {
     }
 
     /// Sends the request for a lease, for the first time or again. If the returned future is dropped, perhaps without having been
-    /// polled, another run of the keeper's tasks does it.
+    /// polled, the keeper's tasks do it when they are started again.
     pub(super) fn ask(&self, lease: Arc<Lease>) -> impl Future<Output = ()> + use<'_> {
         let interrupted = guard(lease, |lease| {
             self.request_dropped(&lease);

@@ -25,8 +25,8 @@
 //! 7. Several guards may share one hold: guards of an owner that re-entered, and guards that were split off. It ends with the
 //!    last of them (`lease`, `reentry`). One lease may have several holds, one after another, when it is passed on within the
 //!    client (`keeper`, and [`handover`](crate::handover)).
-//! 8. The keeper's tasks run on one runtime at a time. When it ends, or is no longer driven, those that wait on another one
-//!    start them there, and everything that was in progress is done again (`runs`, `tasks`).
+//! 8. The keeper's tasks run where the client lives ([`home`](crate::home)). When it moves, everything that was in progress is done
+//!    again (`tasks`).
 //! 9. Nothing here blocks, except that the end of that runtime waits up to 100 ms for pending releases, and so does what
 //!    is dropped outside any tokio runtime, for its own (up to 1 s for all together, and then a tenth of the time). Dropping a guard needs no runtime: a release waits in a
 //!    queue until the keeper's tasks run again, or is sent from the crate's own thread (`release`, `release_queue`).
@@ -41,7 +41,6 @@ mod reentry;
 mod release;
 mod release_queue;
 mod renewals;
-mod runs;
 mod schedule;
 mod tasks;
 

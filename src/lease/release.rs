@@ -2,8 +2,7 @@
 //!
 //! `release` sends from the caller's task and awaits the answer; a guard that is dropped only queues its release, and so does a
 //! `release` that is dropped or not answered. Queued releases are sent by a task of the keeper, and repeated until the store has
-//! confirmed them; by the crate's own thread when that task does not get to them, because its runtime has ended or makes no progress,
-//! or because the worker that woke it is blocked.
+//! confirmed them. Where there is no runtime, or it ends, the crate's own thread sends them once.
 
 use std::convert::Infallible;
 use std::mem;
@@ -14,18 +13,19 @@ use std::sync::mpsc::{self, RecvTimeoutError};
 use std::time::Duration;
 
 use futures::future::{join, join_all};
-use futures::stream::FuturesUnordered;
+use futures::stream::{self, FuturesUnordered};
 use futures::{FutureExt, StreamExt};
 use scopeguard::{ScopeGuard, guard};
 use tokio::runtime::Handle;
 use tokio::sync::oneshot;
 use tokio::task::consume_budget;
 use tokio::time::{Instant, sleep, timeout};
+use tokio_util::task::AbortOnDropHandle;
 
 use super::acquire::PERSIST;
 use super::keeper::Keeper;
 use super::lease::{Hold, Lease, Trace};
-use super::release_queue::{LAST_RELEASES, MAX_RELEASES, Number, PendingRelease};
+use super::release_queue::{LAST_RELEASES, MAX_RELEASES, Patience, PendingRelease};
 use crate::backend::{BackendError, LeaseRef, Released, Renew, Renewal};
 use crate::background;
 use crate::error::{Error, LossReason};
@@ -38,13 +38,13 @@ const RETRY: Duration = Duration::from_millis(50);
 const ATTEMPT: Duration = Duration::from_secs(5);
 /// A lease that ends sooner than that is renewed while a caller waits for its release: longer than threads are blocked.
 const ENDS_SOON: Duration = Duration::from_secs(5);
-/// How long a release that was left to a run is repeated from the crate's own thread while there is no run, and the pauses.
-const LEFT: Duration = Duration::from_secs(2);
-const FIRST_PAUSE: Duration = Duration::from_millis(50);
-const LONGEST_PAUSE: Duration = Duration::from_secs(1);
 /// How long an unanswered release is repeated, or for its TTL if that is longer. No request stays in flight that long: by
 /// then the store has either executed it or lost the connection on which it was sent.
 pub(super) const GIVE_UP_AFTER: Duration = Duration::from_secs(60);
+/// How long a request may be on its way after its connection has ended with its runtime.
+const ON_ITS_WAY: Duration = Duration::from_secs(2);
+/// It is not worth while to keep the application waiting for less.
+const SHORTEST_WAIT: Duration = Duration::from_millis(1);
 /// The longest pause before a release that was refused is sent again.
 const REFUSED: Duration = Duration::from_millis(200);
 
@@ -55,17 +55,11 @@ impl Keeper {
         if self.origin.is_elsewhere() {
             return;
         }
-        let number = self.releases.push(pending);
-        if Handle::try_current().is_err() {
-            // The runtime of the tasks, if they run, is perhaps not driven, or ends with the process.
-            self.release_and_wait(LAST_RELEASES, Some(number));
-        } else if let Some(keeper) = self.this.upgrade().filter(|keeper| !keeper.runs.is_running()) {
-            if background::is_current() {
-                self.release_from_own_thread(Duration::ZERO, None);
-            } else {
-                // If this runtime is about to end as well, the tasks end at once, and it is sent from the crate's own thread.
-                keeper.ensure_running();
-            }
+        if Handle::try_current().is_ok_and(|here| !self.home.has_moved() || is_driven(&here)) {
+            self.releases.push(pending);
+            self.ensure_running();
+        } else {
+            self.release_outside_a_runtime(pending);
         }
     }
 
@@ -114,7 +108,7 @@ impl Keeper {
         };
         let renewing = (is_renewed && !is_part).then(|| guard(&**lease, stop_renewing));
         let answer = if pending.next.is_empty() {
-            self.release_in_place(pending).await
+            self.home.awaiting(self.release_in_place(pending)).await
         } else {
             self.release_behind(pending).await
         };
@@ -201,7 +195,7 @@ impl Keeper {
     async fn release_behind(self: &Arc<Self>, pending: PendingRelease) -> Result<Released, BackendError> {
         let (confirm, confirmed) = oneshot::channel();
         self.queue_release(PendingRelease { confirm: Some(confirm), ..pending });
-        let confirmed = self.while_running(confirmed).await;
+        let confirmed = self.home.awaiting(confirmed).await;
         confirmed.unwrap_or_else(|gone| Err(BackendError::Unanswered { source: gone.into() }))
     }
 
@@ -256,7 +250,7 @@ impl Keeper {
                 biased;
                 Some(()) = releases.next() => {}
                 () = queued.notified(), if releases.len() < MAX_RELEASES => {}
-                // Others may be sent from the crate's own thread, and be pending again if that fails.
+                // Others are sent by their callers or from the crate's own thread, and are pending again if that fails.
                 () = &mut drained, if releases.is_empty() => return,
             }
         }
@@ -284,6 +278,11 @@ impl Keeper {
             Ok(_) => self.finish(pending),
             Err(_) => self.releases.postpone(pending),
         }
+    }
+
+    /// Whether a request for this lease may still be on its way.
+    fn may_be_granted(&self, lease: &LeaseRef) -> bool {
+        self.lease(lease.id).is_some_and(|lease| lease.was_request_dropped())
     }
 
     /// A release is no longer pending.
@@ -320,6 +319,11 @@ impl Keeper {
                 let _ = confirm.send(answer.as_ref().copied().map_err(BackendError::clone));
             }
             match answer {
+                // A request may still be on its way over a connection of the former home, if the store could not close that.
+                Ok(_) if self.home.has_just_moved(ON_ITS_WAY) && self.may_be_granted(&pending.lease) => {
+                    sleep(pause).await;
+                    pause *= 2;
+                }
                 Ok(released) => {
                     tracing::debug!(key = &*key, ?released, "released in the background");
                     return Ok(Some(released));
@@ -354,110 +358,80 @@ impl Keeper {
         }
     }
 
-    /// Sends the releases that are pending from the crate's own thread, and keeps the application waiting for them, if it has not waited
-    /// long enough already.
-    pub(super) fn release_and_wait(&self, time_limit: Duration, last: Option<Number>) {
-        let time_limit = time_limit.min(self.drops_wait.lock().left());
-        let begin = std::time::Instant::now();
-        let is_late = !self.release_from_own_thread(time_limit, last);
-        self.drops_wait.lock().spend(begin.elapsed(), is_late);
+    /// The runtime of the tasks, if it still exists, is perhaps not driven, or ends with the process.
+    fn release_outside_a_runtime(&self, pending: PendingRelease) {
+        let time_limit = LAST_RELEASES.min(self.drops_wait.lock().left());
+        let (Some(keeper), Some(background), false) =
+            (self.this.upgrade(), &self.background, time_limit < SHORTEST_WAIT)
+        else {
+            return self.releases.push(pending);
+        };
+        let pending = self.releases.admit(pending);
+        self.wait_for(background, time_limit, async move { keeper.send_once(pending).await });
     }
 
-    /// Sends the releases that are pending from the crate's own thread. Waits until `last` has been executed, or all of them, for at most
-    /// `time_limit`. `false` if that was too short.
-    pub(super) fn release_from_own_thread(&self, time_limit: Duration, last: Option<Number>) -> bool {
-        // Without a thread they stay pending, and are sent by the next runtime that uses the client.
-        let (Some(keeper), Some(background)) = (self.this.upgrade(), &self.background) else { return true };
-        // A process that was forked has no such thread, and the releases are not its own.
-        if self.releases.is_empty() || self.origin.is_elsewhere() {
-            return true;
+    /// The runtime of the tasks ends: sends what is pending from the crate's own thread.
+    pub(super) fn send_last_releases(&self) {
+        // Guards that were dropped outside a runtime before do not shorten this wait.
+        *self.drops_wait.lock() = Patience::new();
+        let (Some(keeper), Some(background)) = (self.this.upgrade(), &self.background) else { return };
+        if self.releases.is_any_waiting() && !self.origin.is_elsewhere() {
+            let pending = self.releases.take_pending();
+            self.wait_for(background, LAST_RELEASES, async move {
+                let send = |pending| keeper.send_once(pending).boxed();
+                stream::iter(pending).for_each_concurrent(MAX_RELEASES, send).await;
+            });
         }
+    }
+
+    /// The client has moved to the crate's own thread. Keeps the application waiting for releases that were in flight when its runtime
+    /// ended, if others did not keep it waiting in vain.
+    pub(super) fn wait_for_last_releases(&self) {
+        let limit = LAST_RELEASES.min(self.drops_wait.lock().left());
+        let (Some(keeper), Some(background)) = (self.this.upgrade(), &self.background) else { return };
+        if limit > SHORTEST_WAIT && self.releases.unfinished() > 0 && !self.origin.is_elsewhere() {
+            self.wait_for(background, limit, async move {
+                let _ = timeout(limit, keeper.releases.drained(|| true)).await;
+            });
+        }
+    }
+
+    /// Runs `work` on the crate's own thread, and keeps the application waiting for it.
+    fn wait_for(
+        &self,
+        background: &Handle,
+        limit: Duration,
+        work: impl Future<Output = ()> + Send + 'static,
+    ) {
+        let begin = std::time::Instant::now();
         let (done, wait) = mpsc::channel::<Infallible>();
         spawn_on(background, async move {
-            let awaited = async {
-                let executed = async {
-                    match last {
-                        Some(last) => keeper.releases.executed(last).await,
-                        None => keeper.releases.sent().await,
-                    }
-                };
-                // If it is late, the caller finds that out by its own clock.
-                timeout(time_limit, executed).await.is_err().then_some(done)
-            };
-            let _late = join(awaited, keeper.send_pending_releases()).await;
-            keeper.repeat_left_releases().await;
+            work.await;
+            drop(done);
         });
         // Nothing is ever sent on this channel: the wait ends when the sender is dropped, or at the time limit, which is not on tokio's
         // clock, because a test may pause that.
-        time_limit.is_zero()
-            || background::is_current()
-            || wait.recv_timeout(time_limit) != Err(RecvTimeoutError::Timeout)
+        let is_late = !background::is_current() && wait.recv_timeout(limit) == Err(RecvTimeoutError::Timeout);
+        self.drops_wait.lock().spend(begin.elapsed(), is_late);
     }
 
-    /// Sends the releases that are pending now, on the crate's own thread, where renewals must not wait behind all of them.
-    pub(super) async fn send_pending_releases(&self) {
-        let (mut releases, mut remaining) = (FuturesUnordered::new(), self.releases.pending());
-        loop {
-            tokio::select! {
-                biased;
-                Some(()) = releases.next() => {}
-                Ok(permit) = self.own_thread_releases.acquire(), if remaining > 0 => {
-                    let next = self.releases.pop_unsent();
-                    remaining = if next.is_some() { remaining - 1 } else { 0 };
-                    releases.extend(next.map(|pending| {
-                        let sent = async move {
-                            self.send_from_own_thread(pending).await;
-                            drop(permit);
-                        };
-                        sent.boxed()
-                    }));
-                }
-                else => return,
-            }
-        }
-    }
-
-    /// Repeats releases that were left to a run, while there is none: when its runtime has ended, a request for the lease may still be in
-    /// the network.
-    pub(super) async fn repeat_left_releases(&self) {
-        // One task at a time.
-        let Ok(_repeating) = self.repeating_left.try_acquire() else { return };
-        let mut pause = FIRST_PAUSE;
-        while !self.runs.is_running() && self.releases.is_any_left(LEFT) {
-            sleep(pause).await;
-            pause = (pause * 2).min(LONGEST_PAUSE);
-            if !self.runs.is_running() {
-                self.releases.take_left();
-                // One that is not answered does not hold up the others.
-                let _ = timeout(LONGEST_PAUSE, self.send_pending_releases()).await;
-            }
-        }
-    }
-
-    /// A release that ends no hold, or whose lease the store may still grant, is left to a run: a request for the lease may still be on
-    /// its way, on a connection of another runtime. The run sends the release again after that request, or after that connection is
-    /// closed.
-    async fn send_from_own_thread(
-        &self,
-        mut pending: ScopeGuard<PendingRelease, impl FnOnce(PendingRelease) + Send>,
-    ) {
-        // These are requested by a run.
+    /// Sends a release once, from the crate's own thread. Unless it ends a hold, it is pending again: a request for the lease may still be
+    /// on its way, over a connection of the home, where the release follows it.
+    async fn send_once(&self, pending: PendingRelease) {
+        let mut pending = self.releases.until_finished(pending);
         self.ask_again(mem::take(&mut pending.next));
-        let sent = timeout(ATTEMPT, self.send_until_confirmed(&mut pending)).await;
-        let sent = sent.unwrap_or_else(|late| Err(BackendError::Unanswered { source: late.into() }));
-        let lease = self.lease(pending.lease.id);
-        let may_be_granted = lease.is_some_and(|lease| lease.was_request_dropped());
-        match sent {
-            Ok(Some(Released::Held)) if !may_be_granted => self.finish(pending),
-            Ok(Some(_)) => self.releases.leave(pending),
-            Ok(None) => self.finish(pending),
-            Err(error) if pending.give_up.is_some_and(|end| end <= Instant::now()) => {
-                self.give_up_release(&pending, &error);
-                self.finish(pending);
-            }
-            Err(_) => self.releases.postpone(pending),
+        pending.repeated = true;
+        let released = self.backend.release_from_own_thread(&pending.lease, pending.keep).await;
+        if matches!(released, Ok(Released::Held)) && !self.may_be_granted(&pending.lease) {
+            self.finish(pending);
         }
     }
+}
+
+/// Whether a runtime still takes tasks: it may be about to end.
+fn is_driven(runtime: &Handle) -> bool {
+    let task = AbortOnDropHandle::new(runtime.spawn(std::future::pending::<()>()));
+    !task.is_finished()
 }
 
 /// Whether a release that failed like this may be confirmed if it is sent again.

@@ -1,7 +1,7 @@
-//! Releases for a task of the keeper to send, or if it cannot, the crate's own thread.
+//! Releases for a task of the keeper to send.
 //!
 //! They wait in a plain queue, so that `Drop` can add one without a runtime, and so that they outlive a runtime that ends: the
-//! task that sends them can be started again on another one.
+//! task that sends them can be started again elsewhere.
 
 use std::collections::VecDeque;
 use std::collections::hash_map::Entry;
@@ -19,7 +19,7 @@ use super::lease::Lease;
 use crate::backend::{BackendError, LeaseRef, Released};
 use crate::hash::HashMap;
 
-/// The maximum number of releases in flight, each from a run and from the crate's own thread. The store answers them in order anyway;
+/// The maximum number of releases in flight. The store answers them in order anyway;
 /// this bounds memory, and how long renewals wait behind them.
 pub(super) const MAX_RELEASES: usize = 256;
 /// How long the end of a runtime, or a guard that is dropped without one, waits for releases.
@@ -61,14 +61,10 @@ pub(super) struct ReleaseQueue {
 #[derive(Debug, Default)]
 struct Queue {
     pending: VecDeque<PendingRelease>,
-    /// Those that were executed when they were sent from the crate's own thread, but may have to be repeated: a request for the lease
-    /// may still be on its way from another runtime. A run sends the release again, after that request; while there is none, the crate's
-    /// own thread repeats it for a while.
-    unsettled: VecDeque<PendingRelease>,
     /// The keys for which a release is queued or in flight.
     unfinished: HashMap<Arc<str>, Numbers>,
     next_number: Number,
-    /// Something was queued. Replaced with each run of the task that sends releases: an earlier one may still wait, on a runtime
+    /// Something was queued. Replaced whenever the task that sends releases is started: an earlier one may still wait, on a runtime
     /// that is not driven, and must not be notified in place of the current one.
     queued: Arc<Notify>,
 }
@@ -95,8 +91,6 @@ pub(super) struct PendingRelease {
     pub(super) ttl: Duration,
     /// When it is given up if it is not answered; set when it is first sent from the queue.
     pub(super) give_up: Option<Instant>,
-    /// When it was first left to a run, since a run last took it out.
-    pub(super) left_at: Option<Instant>,
     /// The leases that are requested right before it, so that the next waiter of this client has a place in the store's queue when
     /// the store executes the release.
     pub(super) next: Vec<Arc<Lease>>,
@@ -120,7 +114,6 @@ impl PendingRelease {
             declined: false,
             ttl: Duration::ZERO,
             give_up: None,
-            left_at: None,
             next: Vec::new(),
             confirm: None,
         }
@@ -128,26 +121,26 @@ impl PendingRelease {
 }
 
 impl ReleaseQueue {
-    /// Adds a release and returns its number.
-    pub(super) fn push(&self, mut pending: PendingRelease) -> Number {
+    /// Adds a release.
+    pub(super) fn push(&self, pending: PendingRelease) {
         self.add(|queue| {
-            pending.number = queue.next_number;
-            queue.next_number += 1;
-            let (key, number) = (Arc::clone(&pending.lease.resource.key), pending.number);
-            queue.unfinished.entry(key).or_default().push(number);
+            let pending = queue.admit(pending);
             queue.pending.push_back(pending);
-            number
-        })
+        });
+    }
+
+    /// Counts a release as in flight, which the caller sends.
+    pub(super) fn admit(&self, pending: PendingRelease) -> PendingRelease {
+        self.queue.lock().admit(pending)
     }
 
     /// Adds a release that is to be sent, and notifies the task that sends them.
-    fn add<T>(&self, add: impl FnOnce(&mut Queue) -> T) -> T {
+    fn add(&self, add: impl FnOnce(&mut Queue)) {
         let mut queue = self.queue.lock();
-        let added = add(&mut queue);
+        add(&mut queue);
         let queued = Arc::clone(&queue.queued);
         drop(queue);
         queued.notify_one();
-        added
     }
 
     /// For the task that sends releases from now on: notified when something is queued.
@@ -159,35 +152,21 @@ impl ReleaseQueue {
 
     /// Takes out the oldest release. If the result is dropped before it is [finished](Self::finish), the release is pending again.
     pub(super) fn pop(&self) -> Option<ScopeGuard<PendingRelease, impl FnOnce(PendingRelease) + Send>> {
-        let mut queue = self.queue.lock();
-        let mut pending = queue.unsettled.pop_front().or_else(|| queue.pending.pop_front())?;
-        pending.left_at = None;
-        Some(self.until_finished(pending))
-    }
-
-    /// The same for the crate's own thread.
-    pub(super) fn pop_unsent(
-        &self,
-    ) -> Option<ScopeGuard<PendingRelease, impl FnOnce(PendingRelease) + Send>> {
         let pending = self.queue.lock().pending.pop_front()?;
         Some(self.until_finished(pending))
     }
 
-    fn until_finished(
+    /// Takes out all releases, which are then in flight.
+    pub(super) fn take_pending(&self) -> VecDeque<PendingRelease> {
+        mem::take(&mut self.queue.lock().pending)
+    }
+
+    /// A release that is in flight. If the result is dropped before it is [finished](Self::finish), the release is pending again.
+    pub(super) fn until_finished(
         &self,
         pending: PendingRelease,
     ) -> ScopeGuard<PendingRelease, impl FnOnce(PendingRelease) + Send> {
         guard(pending, |interrupted| self.add(|queue| queue.pending.push_front(interrupted)))
-    }
-
-    /// Leaves a release to a task on a runtime of the application.
-    pub(super) fn leave(&self, pending: ScopeGuard<PendingRelease, impl FnOnce(PendingRelease)>) {
-        let mut left = ScopeGuard::into_inner(pending);
-        // It was answered: a repetition has its own time.
-        left.give_up = None;
-        left.left_at.get_or_insert_with(Instant::now);
-        self.add(|queue| queue.unsettled.push_back(left));
-        self.finished.notify_waiters();
     }
 
     /// A release that was taken out is pending again, behind all others.
@@ -215,33 +194,9 @@ impl ReleaseQueue {
         self.queue.lock().unfinished()
     }
 
-    pub(super) fn is_empty(&self) -> bool {
-        self.queue.lock().unfinished.is_empty()
-    }
-
-    /// Whether a task of the keeper could send another one.
+    /// Whether a release waits to be sent.
     pub(super) fn is_any_waiting(&self) -> bool {
-        let queue = self.queue.lock();
-        !queue.pending.is_empty() || !queue.unsettled.is_empty()
-    }
-
-    /// Whether a release was first left to a run less than `since` ago, and is left or pending now.
-    pub(super) fn is_any_left(&self, since: Duration) -> bool {
-        let recently = |left: &PendingRelease| left.left_at.is_some_and(|at| at.elapsed() < since);
-        let queue = self.queue.lock();
-        queue.unsettled.iter().chain(&queue.pending).any(recently)
-    }
-
-    /// Those that were left to a run are pending again.
-    pub(super) fn take_left(&self) {
-        let mut queue = self.queue.lock();
-        let mut left = mem::take(&mut queue.unsettled);
-        queue.pending.append(&mut left);
-    }
-
-    /// How many are queued for the first time, or again, and not in flight.
-    pub(super) fn pending(&self) -> usize {
-        self.queue.lock().pending.len()
+        !self.queue.lock().pending.is_empty()
     }
 
     /// The number of the release that is queued next.
@@ -249,18 +204,16 @@ impl ReleaseQueue {
         self.queue.lock().next_number
     }
 
-    /// Whether a release with a number below this one is queued or in flight, and was not left to a runtime of the application.
+    /// Whether a release with a number below this one is queued or in flight.
     pub(super) fn is_any_late(&self, below: Number) -> bool {
-        let queue = self.queue.lock();
-        let late = queue.unfinished.values().flatten().filter(|number| **number < below).count();
-        late > queue.unsettled.iter().filter(|left| left.number < below).count()
+        self.queue.lock().unfinished.values().flatten().any(|number| *number < below)
     }
 
     /// Whether a release with a number below this one is queued although fewer than `max` are in flight.
     pub(super) fn is_any_unsent(&self, below: Number, max: usize) -> bool {
         let queue = self.queue.lock();
-        let waiting = queue.pending.len() + queue.unsettled.len();
-        queue.pending.iter().any(|pending| pending.number < below) && queue.unfinished() - waiting < max
+        queue.pending.iter().any(|pending| pending.number < below)
+            && queue.unfinished() - queue.pending.len() < max
     }
 
     /// Waits until the releases of `key` that are queued or in flight now are done, so that a request that is sent then
@@ -274,18 +227,6 @@ impl ReleaseQueue {
     /// Waits until no release is pending and `done` returns true.
     pub(super) async fn drained(&self, done: impl Fn() -> bool + Send + Sync) {
         self.until(|queue| queue.unfinished.is_empty() && done()).await;
-    }
-
-    /// Waits until the release with this number was executed at least once, or given up.
-    pub(super) async fn executed(&self, number: Number) {
-        let is_unsettled = |queue: &Queue| queue.unsettled.iter().any(|left| left.number == number);
-        let is_unfinished = |queue: &Queue| queue.unfinished.values().flatten().any(|n| *n == number);
-        self.until(|queue| is_unsettled(queue) || !is_unfinished(queue)).await;
-    }
-
-    /// Waits until every release was executed at least once, or given up, and is not being repeated.
-    pub(super) async fn sent(&self) {
-        self.until(|queue| queue.unfinished() == queue.unsettled.len()).await;
     }
 
     /// Makes [`drained`](Self::drained) evaluate its condition again.
@@ -305,6 +246,13 @@ impl ReleaseQueue {
 }
 
 impl Queue {
+    fn admit(&mut self, mut pending: PendingRelease) -> PendingRelease {
+        pending.number = self.next_number;
+        self.next_number += 1;
+        self.unfinished.entry(Arc::clone(&pending.lease.resource.key)).or_default().push(pending.number);
+        pending
+    }
+
     /// How many releases are queued or in flight.
     fn unfinished(&self) -> usize {
         self.unfinished.values().map(SmallVec::len).sum()
@@ -348,32 +296,7 @@ mod tests {
         let mut finished = pin!(queue.finished("a"));
         assert!(poll!(&mut finished).is_pending());
         queue.finish(queue.pop().unwrap());
-        assert!(poll!(&mut finished).is_ready() && queue.is_empty());
-    }
-
-    #[tokio::test]
-    async fn a_release_that_is_left_is_sent_again_and_not_late() {
-        let queue = ReleaseQueue::default();
-        queue.push(orphan());
-        assert!(!queue.is_any_late(0) && queue.is_any_late(queue.next_number()));
-        let mut sent = pin!(queue.sent());
-        assert!(poll!(&mut sent).is_pending());
-        let mut answered = queue.pop_unsent().unwrap();
-        answered.give_up = Some(Instant::now());
-        queue.leave(answered);
-        assert!(poll!(&mut sent).is_ready());
-        assert!(!queue.is_any_late(queue.next_number()) && !queue.is_empty());
-        assert!(queue.pop_unsent().is_none() && queue.is_any_waiting());
-        queue.push(orphan());
-        assert!(queue.is_any_late(queue.next_number()));
-        let left = queue.pop().unwrap();
-        assert_eq!(left.number, 0, "before those that were queued later");
-        assert!(left.give_up.is_none(), "its repetition is given up later");
-        queue.finish(left);
-        let last = queue.pop().unwrap();
-        assert!(!queue.is_any_waiting());
-        queue.finish(last);
-        assert!(queue.is_empty());
+        assert!(poll!(&mut finished).is_ready() && queue.unfinished() == 0);
     }
 
     #[tokio::test]
@@ -385,9 +308,10 @@ mod tests {
         let in_flight = queue.pop().unwrap();
         assert!(!queue.is_any_unsent(1, 2), "the other one was queued later");
         assert!(!queue.is_any_unsent(2, 1) && queue.is_any_unsent(2, 2));
-        queue.leave(in_flight);
-        assert!(queue.is_any_unsent(2, 1), "one that was left is not in flight");
-        let other = queue.pop_unsent().unwrap();
+        assert!(!queue.is_any_late(0) && queue.is_any_late(1));
+        queue.finish(in_flight);
+        assert!(!queue.is_any_late(1) && queue.is_any_late(2));
+        let other = queue.pop().unwrap();
         assert!(!queue.is_any_unsent(2, 9));
         queue.finish(other);
     }
@@ -397,15 +321,15 @@ mod tests {
         let queue = ReleaseQueue::default();
         queue.push(orphan());
         queue.push(orphan());
-        let mut first = queue.pop_unsent().unwrap();
+        let mut first = queue.pop().unwrap();
         first.give_up = Some(Instant::now());
         queue.postpone(first);
         for number in [1, 0] {
-            let next = queue.pop_unsent().unwrap();
+            let next = queue.pop().unwrap();
             assert_eq!((next.number, next.give_up.is_some()), (number, number == 0));
             queue.finish(next);
         }
-        assert!(queue.is_empty());
+        assert!(queue.unfinished() == 0);
     }
 
     #[tokio::test]

@@ -1,217 +1,136 @@
-//! The tasks of a keeper: one repeats the requests of waiting leases and handles the store's events, one renews held leases and
+//! The tasks of a keeper, which run where its client lives: one repeats the requests of waiting leases and handles the store's events, one renews held leases and
 //! watches their deadlines, one sends releases.
 
 use std::collections::VecDeque;
-use std::convert::Infallible;
-use std::future::{pending, poll_fn};
+use std::future::pending;
 use std::mem;
 use std::pin::{Pin, pin};
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Weak};
-use std::task::Poll;
 use std::time::Duration;
 
 use futures::stream::{BoxStream, FuturesUnordered};
 use futures::{FutureExt, Stream, StreamExt};
-use scopeguard::guard;
+use scopeguard::{ScopeGuard, guard};
 use tokio::runtime::Handle;
 use tokio::task::consume_budget;
-use tokio::time::{Instant, Sleep, sleep, sleep_until, timeout};
+use tokio::time::{Instant, Sleep, sleep, sleep_until};
 use tokio_util::sync::CancellationToken;
 
 use super::keeper::Keeper;
 use super::lease::{Lease, List, PushOutcome, Step};
-use super::release::GIVE_UP_AFTER;
-use super::release_queue::{LAST_RELEASES, MAX_RELEASES, Patience, PendingRelease};
+use super::release_queue::{MAX_RELEASES, PendingRelease};
 use super::renewals::next_together;
 use crate::backend::Event;
-use crate::runtime::{PROBE_INTERVAL, is_stuck, spawn, spawn_cancelable, spawn_on};
+use crate::home::Resident;
+use crate::runtime::spawn_cancelable;
+
+/// How often the crate's own thread looks after releases, and after those that wait on another runtime than the client's.
+const WATCH_INTERVAL: Duration = Duration::from_secs(1);
+
+impl Resident for Keeper {
+    fn settle(&self, runtime: &Handle) {
+        let Some(keeper) = self.this.upgrade() else { return };
+        // What they were sending is pending again, even if their runtime is not driven.
+        self.drop_tasks();
+        // Before any request is sent, so that no event caused by it is missed.
+        let events = self.backend.events();
+        self.take_over();
+        self.is_running.store(true, Ordering::Release);
+        let until_over = guard(keeper, |keeper| keeper.home.runtime_has_ended());
+        let (_, tasks) = spawn_cancelable(runtime, async move {
+            if Arc::clone(&until_over).run(events).await {
+                ScopeGuard::into_inner(until_over).is_running.store(false, Ordering::Release);
+            }
+        });
+        *self.tasks.lock() = Some(tasks);
+    }
+
+    fn before_end(&self) {
+        self.drop_tasks();
+        self.send_last_releases();
+    }
+
+    fn after_end(&self) {
+        self.wait_for_last_releases();
+    }
+}
 
 impl Keeper {
-    /// Starts the keeper's tasks on the current runtime unless they are running. The first request does this; when that run is over,
-    /// those that wait do it again, and so does the next call. Must be called within a runtime. `false` if this
-    /// one has ended and takes no more tasks.
-    pub(crate) fn ensure_running(self: &Arc<Self>) -> bool {
-        if self.runs.is_running() {
-            return true;
-        }
-        // Subscribed before any request is sent, so that no event caused by it is missed.
-        let Some((number, events)) = self.runs.begin(|| self.backend.events()) else { return true };
-        // If the runtime is about to end, this is dropped at once.
-        let until_over = guard(Arc::clone(self), move |keeper| {
-            keeper.stop(number, LAST_RELEASES);
-        });
-        let (task, cancel) =
-            spawn_cancelable(async move { Arc::clone(&until_over).run(number, events).await });
-        self.runs.started(number, cancel);
-        !task.is_finished()
-    }
-
-    /// Ends a run, perhaps because its runtime has ended. Those that wait on another runtime start the next one there; until then,
-    /// releases are sent from the crate's own thread. Waits at most for `time_limit` for those that are pending.
-    ///
-    /// `false` if it was over before.
-    fn stop(&self, number: u64, time_limit: Duration) -> bool {
-        let ended = self.runs.end(number);
-        if ended {
-            // Once in a run that has begun; those that end at once have no time of their own.
-            self.release_and_wait(time_limit, None);
-        }
-        ended
-    }
-
-    /// Waits for something that the keeper's tasks bring about. If the runtime on which they run ends, or is no longer driven, they
-    /// are started on this one.
-    pub(super) async fn while_running<T>(self: &Arc<Self>, mut work: impl Future<Output = T> + Unpin) -> T {
-        loop {
-            let over = self.runs.over();
-            if !self.ensure_running() {
-                // This is about to be dropped, or the next call on another runtime goes on.
-                return work.await;
-            }
-            tokio::select! {
-                biased;
-                done = &mut work => return done,
-                // Another run would be over at once.
-                () = over => if self.abandoned.is_cancelled() && self.releases.is_empty() { return work.await },
-                never = self.probe_if_elsewhere() => match never {},
-            }
-        }
-    }
-
-    /// Probes the current run while it is on another runtime than the one on which this is polled, which may change.
-    fn probe_if_elsewhere(self: &Arc<Self>) -> impl Future<Output = Infallible> {
-        let (mut polled_on, mut probes) = (None, None);
-        poll_fn(move |context| {
-            if let Ok(here) = Handle::try_current()
-                && polled_on.replace(here.id()) != Some(here.id())
-            {
-                probes = (!self.runs.is_here()).then(|| Box::pin(self.probe()));
-            }
-            probes.as_mut().map_or(Poll::Pending, |probes| probes.as_mut().poll(context))
-        })
-    }
-
-    /// Ends the current run if it is on another runtime that makes no progress.
-    async fn probe(self: &Arc<Self>) -> Infallible {
-        loop {
-            if let Some((number, runtime)) = self.runs.to_probe() {
-                // In a task: others rely on it, even if this is dropped.
-                spawn(Self::stop_if_stuck(Arc::downgrade(self), number, runtime));
-            }
-            sleep(PROBE_INTERVAL).await;
-        }
-    }
-
-    /// Ends a run if its runtime makes no progress. If that is driven again, and there is no other run by then, another one begins
-    /// there.
-    async fn stop_if_stuck(this: Weak<Self>, number: u64, runtime: Handle) {
-        if is_stuck(&runtime).await
-            && let Some(keeper) = this.upgrade()
+    /// Makes sure that the keeper's tasks run. Must be called within a runtime.
+    pub(crate) fn ensure_running(&self) {
+        self.home.settle();
+        if !self.is_running.load(Ordering::Acquire)
+            && let Some(runtime) = self.home.runtime()
         {
-            keeper.stop_stuck(number, &runtime);
+            // They have ended with the client, or because a store has panicked.
+            self.settle(&runtime);
         }
     }
 
-    fn stop_stuck(&self, number: u64, runtime: &Handle) {
-        if self.stop(number, Duration::ZERO) {
-            tracing::info!(
-                "a runtime on which a client is used has run no task for half a second: it is blocked, busy, or not driven; the client's \
-                 tasks continue where it is used next"
-            );
-            let this = Weak::clone(&self.this);
-            spawn_on(runtime, async move {
-                if let Some(keeper) = this.upgrade() {
-                    keeper.ensure_running();
-                }
-            });
-        }
+    fn drop_tasks(&self) {
+        let tasks = self.tasks.lock().take();
+        // When the mutex is free again.
+        drop(tasks);
     }
 
-    /// Looks after releases once a second, on the crate's own thread: nobody waits for a guard that was dropped, so nobody else would
-    /// notice that its release is not sent. If a release has been queued for a second although it could have been sent, the
-    /// queued releases are sent from this thread: either the runtime of the run makes no progress, or one of its workers is blocked
-    /// after waking the task that sends, which no other worker takes over. If the runtime is stuck, the run is ended as well, so that
-    /// the next call begins one on its own runtime; also when the client is abandoned, because nobody else would end what is on that
-    /// runtime.
-    pub(super) async fn watch_runs(this: Weak<Self>, abandoned: CancellationToken) {
+    /// Has the client move, from the crate's own thread, if it lives on a runtime that makes no progress while somebody waits on another
+    /// one, or while a release waits. Also when the client is abandoned: nobody else would end what is on that runtime.
+    pub(super) async fn watch_home(this: Weak<Self>, abandoned: CancellationToken) {
         let mut queued_before = 0;
         loop {
             // At once when it is abandoned.
             let was_abandoned = abandoned.is_cancelled();
             tokio::select! {
                 () = abandoned.cancelled(), if !was_abandoned => {}
-                () = sleep(PROBE_INTERVAL) => {}
+                () = sleep(WATCH_INTERVAL) => {}
             }
             let Some(keeper) = this.upgrade() else { return };
-            let late_below = mem::replace(&mut queued_before, keeper.releases.next_number());
-            let is_needed = abandoned.is_cancelled() || keeper.releases.is_any_late(late_below);
-            let run = if is_needed { keeper.runs.elsewhere() } else { None };
-            if keeper.releases.is_any_unsent(late_below, MAX_RELEASES) {
-                keeper.release_from_own_thread(Duration::ZERO, None);
-            }
+            let (home, releases) = (Arc::clone(&keeper.home), &keeper.releases);
+            let late_below = mem::replace(&mut queued_before, releases.next_number());
+            // The task that sends them has been woken by a worker that is blocked, which no other worker takes over.
+            let is_any_unsent = releases.is_any_unsent(late_below, MAX_RELEASES);
+            let is_any_late = releases.is_any_late(late_below);
             // Not kept alive while this waits.
             drop(keeper);
-            let Some((number, runtime)) = run else { continue };
-            if is_stuck(&runtime).await
-                && let Some(keeper) = this.upgrade()
-            {
-                if abandoned.is_cancelled() {
-                    keeper.end_without_runtime(number).await;
-                } else {
-                    keeper.stop_stuck(number, &runtime);
-                }
+            if home.has_moved() {
+                return;
             }
-        }
-    }
-
-    /// The client is abandoned, and the runtime of its run makes no progress: ends the run, which keeps the client alive, and sends the
-    /// pending releases, for a minute at most.
-    async fn end_without_runtime(&self, number: u64) {
-        if self.runs.end(number) {
-            let all_sent = async {
-                loop {
-                    self.send_pending_releases().await;
-                    // Others are in flight elsewhere, and may be pending again.
-                    if timeout(PROBE_INTERVAL, self.releases.sent()).await.is_ok() {
-                        return;
-                    }
-                }
-            };
-            let _ = timeout(GIVE_UP_AFTER, all_sent).await;
-            self.repeat_left_releases().await;
+            if is_any_unsent {
+                tracing::info!(
+                    "a release was not sent for a second; its client moves to a thread of its own"
+                );
+                home.move_away();
+            } else if is_any_late || abandoned.is_cancelled() || home.is_awaited_elsewhere() {
+                home.move_if_stuck().await;
+            }
         }
     }
 
     /// Runs the keeper's duties until the client is abandoned and no release is pending. Held leases are kept here if they are not
-    /// kept on the crate's own thread.
-    async fn run(self: Arc<Self>, number: u64, events: BoxStream<'static, Event>) {
-        // Guards that were dropped outside a runtime in the meantime do not shorten the wait at its end.
-        let _reset = guard((), |()| *self.drops_wait.lock() = Patience::new());
-        let held_too = self.background.is_none();
-        if number > 1 {
-            self.take_over(held_too);
-        }
+    /// kept on the crate's own thread. `false` if one of the tasks has ended before, because the runtime ends, or in a panic.
+    async fn run(self: Arc<Self>, events: BoxStream<'static, Event>) -> bool {
+        let here = Handle::current();
         // Separate tasks, so that a message does not wake those that send releases, and vice versa.
-        let (queued, _cancel) = spawn_cancelable(Arc::clone(&self).keep_queued(events));
+        let (queued, _cancel) = spawn_cancelable(&here, Arc::clone(&self).keep_queued(events));
         let held = async {
-            if held_too {
-                let (held, _cancel) = spawn_cancelable(Arc::clone(&self).renew_held());
+            if self.background.is_none() {
+                let (held, _cancel) = spawn_cancelable(&here, Arc::clone(&self).renew_held());
                 held.await
             } else {
                 pending().await
             }
         };
-        // The first ends when the client is abandoned and no release is pending. The others never end, unless they panic.
         tokio::select! {
-            () = self.send_releases() => {}
-            _ = queued => {}
-            _ = held => {}
+            () = self.send_releases() => true,
+            _ = queued => false,
+            _ = held => false,
         }
     }
 
-    /// Makes everything due again that was in progress in an earlier run.
-    fn take_over(&self, held_too: bool) {
+    /// Makes everything due again that earlier tasks had in progress.
+    fn take_over(&self) {
+        let held_too = self.background.is_none();
         self.schedule.clear(List::Waiting);
         if held_too {
             self.schedule.clear(List::Held);

@@ -6,8 +6,8 @@
 //! small calls, whose fixed cost few operations share, grow with the next turn. So a client with thousands of tasks is limited neither
 //! by system calls nor by round trips, and one with a single task loses nothing.
 //!
-//! * Separate tasks send queued operations. No operation depends on whether another caller's future is polled.
-//! * The operations of a runtime are sent in the order in which they were called, and one whose future is dropped while it is
+//! * Separate tasks send queued operations, where the client lives. No operation depends on whether another caller's future is polled.
+//! * Operations are sent in the order in which they were called, and one whose future is dropped while it is
 //!   queued is not sent. Otherwise the release of a request that was given up could reach the server before the request.
 //! * If a release grants permits to another request of this client, the grant is part of the answer, which saves a message. If the
 //!   answer is lost, all waiting requests of the client are repeated as soon as the server answers again.
@@ -21,7 +21,6 @@ use bytes::Bytes;
 use futures::FutureExt;
 use futures::future::{BoxFuture, Either, join_all, ready};
 use scopeguard::guard;
-use tokio::runtime::Id;
 use tokio::sync::oneshot;
 use tokio::time::Instant;
 
@@ -31,13 +30,12 @@ use super::link::{CallError, Link, Reply};
 use super::msgpack::unpack_list;
 use super::operation::{Operation, pack_prefix};
 use super::protocol::{FAILED, WITH_GRANT};
-use super::queue::{Queued, state_of};
-use super::runtime::here;
+use super::queue::Queued;
 use super::script::{BATCH, Script};
 use super::transport::{Transport, is_unknown_script};
 use super::value::{Arguments, Value};
 use crate::backend::{BackendError, Kind};
-use crate::runtime::spawn;
+use crate::runtime::spawn_on;
 
 /// The usual size of an operation, in bytes.
 const USUAL_SIZE: usize = 128;
@@ -58,12 +56,12 @@ impl Transport {
         self: &Arc<Self>,
         operation: Operation,
     ) -> impl Future<Output = Result<Value, CallError>> + Send + use<'_> {
-        let (code, runtime) = (operation.script.code(), here());
-        let direct = code.and_then(|_| self.go_direct(runtime, operation.resource.kind));
+        let code = operation.script.code();
+        let direct = code.and_then(|_| self.go_direct(operation.resource.kind));
         match code {
             // It does not wait forever: the calls before it have a timeout, and then the queue is rejected.
             Some(code) if direct.is_none() => {
-                let answered = self.enqueue(runtime, code, operation);
+                let answered = self.enqueue(code, operation);
                 Either::Left(answered.map(|answer| answer.unwrap_or_else(|_| Err(gone()))))
             }
             _ => Either::Right(Box::pin(async move {
@@ -75,10 +73,9 @@ impl Transport {
 
     /// Allows the caller to send at once if few calls are in flight and nothing would be overtaken. The caller is counted until the
     /// result is dropped.
-    fn go_direct(&self, runtime: Option<Id>, kind: Kind) -> Option<impl Drop + Send> {
+    fn go_direct(&self, kind: Kind) -> Option<impl Drop + Send> {
         let _sending = self.sending.try_lock()?;
-        let mut states = self.states.lock();
-        let state = state_of(&mut states, runtime);
+        let mut state = self.state.lock();
         // In this order, because most calls of many tasks find others in the queue.
         if !state.queue.is_empty()
             || !state.are_worth_a_call(1, kind, state.calls())
@@ -88,33 +85,37 @@ impl Transport {
         }
         state.direct += 1;
         state.in_flight += 1;
+        let generation = state.generation;
         Some(guard(self, move |transport| {
-            let mut states = transport.states.lock();
-            let state = state_of(&mut states, runtime);
-            state.direct -= 1;
-            state.in_flight -= 1;
+            let mut state = transport.state.lock();
+            if state.generation == generation {
+                state.direct -= 1;
+                state.in_flight -= 1;
+            }
         }))
     }
 
     fn enqueue(
         self: &Arc<Self>,
-        runtime: Option<Id>,
         code: &'static str,
         operation: Operation,
     ) -> oneshot::Receiver<Result<Value, CallError>> {
         let (caller, answered) = oneshot::channel();
-        let mut states = self.states.lock();
-        let state = state_of(&mut states, runtime);
+        let mut state = self.state.lock();
         state.queue.push_back(Queued { code, operation, caller: Some(caller) });
         let kind = state.queue[0].operation.resource.kind;
         let start = state.drains == 0 || state.are_worth_a_call(state.queue.len(), kind, state.calls());
         if start {
             state.drains += 1;
         }
-        drop(states);
+        let generation = state.generation;
+        drop(state);
         if start {
-            let drain = Drain { transport: Arc::clone(self), runtime, working: true, in_flight: 0 };
-            spawn(drain.run());
+            let drain = Drain { transport: Arc::clone(self), generation, working: true, in_flight: 0 };
+            // Nothing is called before it is known where the client lives.
+            if let Some(home) = self.home.runtime() {
+                spawn_on(&home, drain.run());
+            }
         }
         answered
     }
@@ -123,12 +124,12 @@ impl Transport {
     /// processed here.
     fn send<'a>(
         &'a self,
-        runtime: Option<Id>,
+        generation: u32,
         link: &'a Result<Arc<dyn Link>, CallError>,
         answered: usize,
     ) -> Option<InFlight<'a>> {
         let _sending = self.sending.lock();
-        let operations = self.next(runtime, answered)?;
+        let operations = self.next(generation, answered)?;
         let (connection, sent) = (self.connection(), Instant::now());
         let answer = match link {
             Ok(link) => {
@@ -142,9 +143,11 @@ impl Transport {
 
     /// Takes the operations of the next call out of the queue, for a drain whose last call had `answered` operations. If there are
     /// none, the drain counts as finished.
-    fn next(&self, runtime: Option<Id>, answered: usize) -> Option<Vec<Queued>> {
-        let mut states = self.states.lock();
-        let state = state_of(&mut states, runtime);
+    fn next(&self, generation: u32, answered: usize) -> Option<Vec<Queued>> {
+        let mut state = self.state.lock();
+        if state.generation != generation {
+            return None;
+        }
         state.in_flight -= answered;
         let mut operations = Vec::new();
         // A drain that is no longer needed leaves the rest to the others.
@@ -165,11 +168,7 @@ impl Transport {
     }
 
     /// Waits for the answers and passes them to the callers. A caller may have given up in the meantime.
-    async fn receive(
-        &self,
-        runtime: Option<Id>,
-        InFlight { mut operations, connection, link, sent, answer }: InFlight<'_>,
-    ) {
+    async fn receive(&self, InFlight { mut operations, connection, link, sent, answer }: InFlight<'_>) {
         let mut answer = answer.await;
         if let (true, Ok(link)) = (is_unknown_script(&answer), link) {
             let Some(again) = self.send_text(&**link, &mut operations) else { return };
@@ -198,10 +197,8 @@ impl Transport {
                 }
                 tell_all(operations, &error);
                 match error {
-                    CallError::Timeout(_) => {
-                        self.reject_queued(runtime, "the calls before it were not answered")
-                    }
-                    CallError::NotSent(why) => self.reject_queued(runtime, &why),
+                    CallError::Timeout(_) => self.reject_queued("the calls before it were not answered"),
+                    CallError::NotSent(why) => self.reject_queued(&why),
                     CallError::Lost(_) | CallError::Answer(_) => {}
                 }
             }
@@ -280,16 +277,29 @@ impl Transport {
 
     /// The server does not answer, or cannot be reached: rejects what is queued, so that it need not wait for its own
     /// timeout.
-    fn reject_queued(&self, runtime: Option<Id>, why: &str) {
-        let queue = mem::take(&mut state_of(&mut self.states.lock(), runtime).queue);
+    fn reject_queued(&self, why: &str) {
+        let queue = mem::take(&mut self.state.lock().queue);
         tell_all(queue, &CallError::NotSent(why.to_owned()));
+    }
+
+    /// The client has moved: what is queued is not sent, and what is in flight is not waited for.
+    pub(super) fn restart(&self) {
+        let before = {
+            let mut state = self.state.lock();
+            let restarted = state.restarted();
+            mem::replace(&mut *state, restarted)
+        };
+        if before.calls() > 0 {
+            self.missed_grants.store(true, Ordering::Relaxed);
+        }
     }
 }
 
 /// A task that sends what is queued.
 struct Drain {
     transport: Arc<Transport>,
-    runtime: Option<Id>,
+    /// Of the state in which it is counted.
+    generation: u32,
     working: bool,
     /// How many operations are in its call.
     in_flight: usize,
@@ -301,9 +311,9 @@ impl Drain {
         loop {
             let link = self.transport.link().await;
             let answered = mem::take(&mut self.in_flight);
-            let Some(call) = self.transport.send(self.runtime, &link, answered) else { break };
+            let Some(call) = self.transport.send(self.generation, &link, answered) else { break };
             self.in_flight = call.operations.len();
-            self.transport.receive(self.runtime, call).await;
+            self.transport.receive(call).await;
         }
         self.working = false;
     }
@@ -317,12 +327,14 @@ impl Drop for Drain {
             return;
         }
         self.transport.missed_grants.store(true, Ordering::Relaxed);
-        let mut states = self.transport.states.lock();
-        let state = state_of(&mut states, self.runtime);
+        let mut state = self.transport.state.lock();
+        if state.generation != self.generation {
+            return;
+        }
         state.drains -= 1;
         state.in_flight -= self.in_flight;
         let left = if state.drains == 0 { mem::take(&mut state.queue) } else { VecDeque::new() };
-        drop(states);
+        drop(state);
         drop(left);
     }
 }

@@ -19,9 +19,9 @@ use std::time::Duration;
 
 use futures::future::{Either, select, try_join};
 use parking_lot::Mutex;
-use scopeguard::{ScopeGuard, guard};
-use tokio::runtime::{Handle, Id};
-use tokio::sync::{Notify, oneshot, watch};
+use scopeguard::guard;
+use tokio::runtime::Handle;
+use tokio::sync::{Notify, watch};
 use tokio::task::JoinHandle;
 use tokio::time::{Instant, sleep, timeout};
 use tokio_util::sync::CancellationToken;
@@ -31,13 +31,11 @@ use super::check::too_old;
 use super::link::{CallError, Connector, Link, command};
 use super::refusal::of_connection_is_for_now;
 use super::route::Route;
-use super::runtime::here;
 use super::status::{ConnectionStatus, Statuses};
 use super::target::Login;
 use super::target::Server;
 use super::value::Value;
-use crate::backend::{BackendError, Status};
-use crate::background;
+use crate::backend::{BackendError, Cause, Status};
 use crate::runtime::spawn_on;
 
 /// The first and the longest pause before retrying to connect: a lease of 3 s must survive an outage of 2 s.
@@ -101,16 +99,14 @@ pub(super) struct Connection {
     task: AtomicU64,
     /// Notified when a call was not answered in time: perhaps the current link swallows everything.
     late: Notify,
-    /// Whether a call was not answered, or found no link, in time: perhaps the runtime of that task is not driven.
-    suspect: AtomicBool,
+    /// Whether the last attempt to open a link has failed for a reason that may not be over within seconds.
+    has_failed: AtomicBool,
     state: Mutex<State>,
 }
 
 /// What is known about a connection.
 #[derive(Debug, Default)]
 struct State {
-    /// The runtime of the last task.
-    runtime: Option<Id>,
     /// Why it is currently not connected.
     failure: Option<CallError>,
     /// Whether that has been reported. A link that has just ended may be replaced in a moment.
@@ -143,7 +139,7 @@ impl Connection {
             link: watch::Sender::default(),
             task: AtomicU64::new(0),
             late: Notify::new(),
-            suspect: AtomicBool::new(false),
+            has_failed: AtomicBool::new(false),
             state: Mutex::default(),
         })
     }
@@ -152,50 +148,14 @@ impl Connection {
         self.settings.timeouts
     }
 
-    /// Connects. The returned task keeps it connected until `closed`, then closes it and ends.
-    ///
-    /// If the returned future is dropped or fails, the task ends as well.
-    pub(super) async fn connect(
-        self: &Arc<Self>,
-        closed: CancellationToken,
-    ) -> Result<JoinHandle<()>, BackendError> {
-        let (sender, connected) = oneshot::channel();
-        let (number, task) = self.spawn(&Handle::current(), closed, Some(sender));
-        let given_up = guard(task, |task| {
-            self.give_up(number);
-            task.abort();
-        });
-        match timeout(self.timeouts().connect, connected).await {
-            Ok(Ok(Ok(()))) => Ok(ScopeGuard::into_inner(given_up)),
-            Err(_) if let Some(refusal) = self.refusal_for_now() => {
-                Err(BackendError::RefusedForNow { source: refusal.into() })
-            }
-            Ok(Ok(Err(error @ CallError::Answer(_)))) => Err(BackendError::Refused { source: error.into() }),
-            Ok(Ok(Err(error @ CallError::Timeout(_)))) => {
-                Err(BackendError::Unanswered { source: error.into() })
-            }
-            Ok(Ok(Err(error))) => Err(BackendError::NotSent { source: error.into() }),
-            Ok(Err(gone)) => Err(BackendError::NotSent { source: gone.into() }),
-            Err(late) => Err(BackendError::Unanswered { source: late.into() }),
-        }
-    }
-
-    /// Starts the task that connects and keeps it connected until `closed`. Does not wait for that.
+    /// Starts the task that connects from `runtime` and keeps it connected until `closed`, instead of an earlier one. Does not wait for that.
     pub(super) fn start(self: &Arc<Self>, runtime: &Handle, closed: CancellationToken) -> JoinHandle<()> {
-        self.spawn(runtime, closed, None).1
-    }
-
-    /// Starts a task, which is in charge of the connection until it ends or is given up, and returns its number.
-    fn spawn(
-        self: &Arc<Self>,
-        runtime: &Handle,
-        closed: CancellationToken,
-        connected: Option<oneshot::Sender<Result<(), CallError>>>,
-    ) -> (u64, JoinHandle<()>) {
-        self.abandon();
+        let number = self.task.load(Ordering::Acquire);
+        if !number.is_multiple_of(2) {
+            self.give_up(number);
+        }
         let number = {
-            let mut state = self.state.lock();
-            state.runtime = Some(runtime.id());
+            let _state = self.state.lock();
             // Odd, even if another one was started at this moment.
             let number = (self.task.load(Ordering::Acquire) + 1) | 1;
             self.task.store(number, Ordering::Release);
@@ -203,7 +163,28 @@ impl Connection {
         };
         // Dropped with the task, perhaps because its runtime ends.
         let driven = guard(Arc::clone(self), move |connection| connection.give_up(number));
-        (number, spawn_on(runtime, async move { driven.stay_connected(number, closed, connected).await }))
+        spawn_on(runtime, async move { driven.stay_connected(number, closed).await })
+    }
+
+    /// Waits until it is connected, or the last attempt has failed for a reason that may not be over within seconds.
+    pub(super) async fn connected(&self) -> Result<(), BackendError> {
+        let mut links = self.links();
+        let decided = links.wait_for(|link| link.is_some() || self.has_failed.load(Ordering::Acquire));
+        let decided = timeout(self.timeouts().connect, decided).await.map(drop);
+        if self.is_connected() {
+            return Ok(());
+        }
+        let failure = self.state.lock().failure.clone();
+        let late = || decided.err().map_or_else(|| "not connected".into(), Cause::from);
+        match failure {
+            Some(error) if error.is_refusal_for_now() => {
+                Err(BackendError::RefusedForNow { source: error.into() })
+            }
+            Some(error @ CallError::Answer(_)) => Err(BackendError::Refused { source: error.into() }),
+            Some(error @ CallError::Timeout(_)) => Err(BackendError::Unanswered { source: error.into() }),
+            Some(error) => Err(BackendError::NotSent { source: error.into() }),
+            None => Err(BackendError::Unanswered { source: late() }),
+        }
     }
 
     fn is_in_charge(&self, number: u64) -> bool {
@@ -225,33 +206,6 @@ impl Connection {
         if let Some(link) = lost {
             link.abort();
         }
-    }
-
-    /// Gives up the task that keeps it connected. The caller aborts it.
-    pub(super) fn abandon(&self) {
-        let number = self.task.load(Ordering::Acquire);
-        if !number.is_multiple_of(2) {
-            self.give_up(number);
-        }
-    }
-
-    /// Whether a call was not answered in time since this was last asked.
-    pub(super) fn take_suspicion(&self) -> bool {
-        self.is_suspect() && self.suspect.swap(false, Ordering::Relaxed)
-    }
-
-    pub(super) fn is_suspect(&self) -> bool {
-        self.suspect.load(Ordering::Relaxed)
-    }
-
-    /// Guards a call while it waits. If it is dropped instead of disarmed, the caller gave up. If the connection is on another runtime,
-    /// that may not be driven, so the connection becomes suspect.
-    pub(super) fn suspect_if_given_up<'a>(&'a self) -> ScopeGuard<&'a Self, impl FnOnce(&'a Self)> {
-        guard(self, |connection: &'a Self| {
-            if !background::is_current() && connection.state.lock().runtime != here() {
-                connection.suspect.store(true, Ordering::Relaxed);
-            }
-        })
     }
 
     /// Whether no task keeps it connected: none has been started, its runtime has ended, or it was given up.
@@ -284,17 +238,15 @@ impl Connection {
         if let Some(link) = self.current_link() {
             return Ok(link);
         }
-        let (mut links, given_up) = (self.links(), self.suspect_if_given_up());
+        let mut links = self.links();
         let decided = links.wait_for(|link| link.is_some() || self.has_ended());
         let link = match timeout(self.timeouts().reply, decided).await {
             Ok(decided) => decided.ok().and_then(|link| link.clone()),
             Err(_) => {
-                self.suspect.store(true, Ordering::Relaxed);
                 self.report_lost();
                 None
             }
         };
-        ScopeGuard::into_inner(given_up);
         link.ok_or_else(|| self.not_connected())
     }
 
@@ -333,9 +285,8 @@ impl Connection {
     /// Sends a command once.
     pub(super) async fn command(&self, words: &[&str]) -> Result<Value, CallError> {
         let link = self.link().await?;
-        let (sent, given_up) = (Instant::now(), self.suspect_if_given_up());
+        let sent = Instant::now();
         let answer = command(&*link, words).await;
-        ScopeGuard::into_inner(given_up);
         self.record_answer(&answer, sent);
         answer
     }
@@ -348,9 +299,6 @@ impl Connection {
             return;
         }
         let is_late = matches!(answer, Err(CallError::Timeout(_)));
-        if is_late {
-            self.suspect.store(true, Ordering::Relaxed);
-        }
         let mut state = self.state.lock();
         if !is_late {
             state.silent_since = None;
@@ -383,12 +331,7 @@ impl Connection {
         }
     }
 
-    async fn stay_connected(
-        &self,
-        number: u64,
-        closed: CancellationToken,
-        mut connected: Option<oneshot::Sender<Result<(), CallError>>>,
-    ) {
+    async fn stay_connected(&self, number: u64, closed: CancellationToken) {
         let mut pause = FIRST_PAUSE;
         while !closed.is_cancelled() && self.is_in_charge(number) {
             let begun = Instant::now();
@@ -398,10 +341,6 @@ impl Connection {
                     let opened = Instant::now();
                     if !self.opened(number, &link, &server) {
                         return link.abort();
-                    }
-                    if let Some(sender) = connected.take() {
-                        // The receiver is gone if connecting was given up.
-                        let _ = sender.send(Ok(()));
                     }
                     let (link, server) = self.until_ended(number, link, server, &closed).await;
                     if closed.is_cancelled() {
@@ -418,11 +357,6 @@ impl Connection {
                     self.failed(number, &server.to_string(), why);
                 }
                 Err(error) => {
-                    if !error.is_refusal_for_now()
-                        && let Some(sender) = connected.take()
-                    {
-                        return drop(sender.send(Err(error)));
-                    }
                     tracing::debug!(%error, "not connected");
                     self.failed(number, &self.route.to_string(), error);
                 }
@@ -516,6 +450,7 @@ impl Connection {
         }
         state.set_opened(Some(Instant::now()));
         (state.failure, state.is_reported) = (None, false);
+        self.has_failed.store(false, Ordering::Release);
         self.link.send_replace(Some(Arc::clone(link)));
         self.status.connected(server);
         true
@@ -558,8 +493,9 @@ impl Connection {
         self.status.disconnected(server, reason.to_string());
         // First, for those that are notified that there is no link.
         state.set_opened(None);
+        self.has_failed.store(!reason.is_refusal_for_now(), Ordering::Release);
         (state.failure, state.is_reported) = (Some(reason), true);
-        self.link.send_if_modified(|link| link.take().is_some());
+        self.link.send_replace(None);
     }
 
     /// Opens a link. If that takes long after one was lost, this is reported.
@@ -637,25 +573,6 @@ impl Connection {
         };
         let earlier = earlier.into_iter().filter(|id| Some(*id) != now).collect();
         self.have_closed(earlier, link).await
-    }
-
-    /// If nothing keeps it connected any more, makes the server close what is left of it, so that nothing that was sent on it is executed
-    /// from here on. Asks over the link of another connection to the same server. `false` if nothing is left, or if it could not be
-    /// closed.
-    pub(super) async fn close_ended(&self, link: &dyn Link) -> bool {
-        let earlier = self.state.lock().earlier.clone();
-        if !self.has_ended() || earlier.is_empty() {
-            return false;
-        }
-        let closed = self.have_closed(earlier.clone(), link).await;
-        if let Err(error) = &closed {
-            tracing::debug!(%error, "could not have the server close the connection of a runtime that has ended");
-            if is_refusal(error) {
-                // Nor later.
-                self.state.lock().earlier.retain(|id| !earlier.contains(id));
-            }
-        }
-        closed.is_ok()
     }
 
     /// Makes the server close the links with these ids.

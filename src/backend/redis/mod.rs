@@ -16,7 +16,7 @@
 //! | `cluster` | which node serves which slot; redirections |
 //! | `status`, `check`, `acceptance` | the state of the store, from that of its connections; checks of one server; of all servers |
 //! | `runtime` | whether a runtime can be used for connections |
-//! | `callers` | the connections on the caller's runtime, which are reopened when that runtime has ended or makes no progress |
+//! | `connections` | the connections where the client lives |
 //! | `operation` | a script with its resource and arguments, before it becomes a call or a part of a batch |
 //! | `transport` | operations called, once or until they are answered |
 //! | `queue`, `batch` | operations that wait for a call; many operations in one call |
@@ -36,10 +36,10 @@
 
 mod acceptance;
 mod batch;
-mod callers;
 mod check;
 mod cluster;
 mod connection;
+mod connections;
 mod credentials;
 #[cfg(feature = "fred")]
 mod fred;
@@ -95,10 +95,11 @@ use super::{BackendError, Capabilities, MAX_TTL, Status, StoreState};
 use crate::background;
 use crate::closing::Closing;
 use crate::error::Error;
+use crate::home::Home;
 use crate::runtime::spawn_on;
-use callers::CallersConnections;
 use check::Expected;
 use connection::{ConnectionSettings, Timeouts};
+use connections::Connections;
 use link::Library as LinkLibrary;
 use notifications::Notifications;
 use opening::Opening;
@@ -112,14 +113,15 @@ pub use credentials::{Credentials, CredentialsProvider};
 /// Leases on a Redis server, version 6.2 or later, a Valkey server, the primary named by sentinels, or a cluster.
 ///
 /// It keeps three connections: one for commands and one that is subscribed to the channel `leasehold:<client id>`, on
-/// the runtime of the caller, and one for renewals on the crate's own thread. If the runtime of the first two ends, the
-/// next call reconnects from its own runtime. There are more in a cluster (for commands and renewals, one to each primary),
+/// the runtime on which it was connected, and one for renewals on the crate's own thread. If that runtime ends, or is not driven while
+/// another one waits, the first two are opened again on the crate's own thread. There are more in a cluster (for commands and renewals, one to each primary),
 /// with sentinels (one subscription to each), and with [`wait_replicas`](RedisBuilder::wait_replicas) (one to each primary).
 pub struct RedisBackend {
     client: Uuid,
     capabilities: Capabilities,
-    callers: Arc<CallersConnections>,
-    /// The connections for commands, on the caller's runtime.
+    home: Arc<Home>,
+    connections: Arc<Connections>,
+    /// Those for commands, where the client lives.
     commands: Commands,
     /// Those for renewals, on the crate's own thread.
     renewing: Commands,
@@ -167,8 +169,8 @@ pub struct RedisBuilder {
     fail_fast: bool,
     tls: Option<TlsOptions>,
     sentinel_login: Option<Login>,
-    /// The client, if it is one of several nodes.
-    client: Option<Uuid>,
+    /// The client and its home, if it is one of several nodes.
+    node_of: Option<(Uuid, Arc<Home>)>,
 }
 
 /// Which client library connects.
@@ -327,8 +329,8 @@ impl RedisBuilder {
     }
 
     /// As one of the nodes of a Redlock, which all have the same client.
-    pub(in crate::backend) const fn for_client(mut self, client: Uuid) -> Self {
-        self.client = Some(client);
+    pub(in crate::backend) fn for_node_of(mut self, client: Uuid, home: Arc<Home>) -> Self {
+        self.node_of = Some((client, home));
         self
     }
 
@@ -357,7 +359,7 @@ impl RedisBuilder {
         runtime::check().map_err(|error| backend.connect_error(error))?;
         let opened = match tokio::time::timeout(limit, backend.open()).await {
             Ok(opened) => opened,
-            Err(late) => Err(match backend.callers.declined() {
+            Err(late) => Err(match backend.connections.declined() {
                 Some(declined) => declined,
                 None => BackendError::Unanswered { source: late.into() },
             }),
@@ -538,7 +540,7 @@ impl RedisBackend {
             fail_fast: false,
             tls: None,
             sentinel_login: None,
-            client: None,
+            node_of: None,
         }
     }
 
@@ -550,7 +552,8 @@ impl RedisBackend {
     ) -> Result<Self, BackendError> {
         let own = background_handle()?;
         let (closing, statuses) = (Closing::default(), Statuses::new(store.clone()));
-        let client = settings.client.unwrap_or_else(Uuid::new_v4);
+        let (client, home) = settings.node_of.clone().unwrap_or_else(|| (Uuid::new_v4(), Arc::default()));
+        home.may_move(&own);
         let notifications = Arc::new(Notifications::new(client, settings.quota.is_some()));
         let connections = ConnectionSettings {
             connector: Arc::new(Opening::new(library, settings.target.tls, settings.timeouts.connect)),
@@ -561,18 +564,19 @@ impl RedisBackend {
         let (topology, notified) = (settings.target.topology.clone(), Arc::clone(&notifications));
         let sentinel_login = settings.sentinel_login.clone().unwrap_or_default();
         let servers = Servers::new(topology, connections, sentinel_login, notified, closing.token());
-        let (commands, renewing) = (servers.commands(), servers.commands());
+        let own_home = Home::own(&own);
+        let (commands, renewing) = (servers.commands(&home), servers.commands(&own_home));
         let subscriber = servers.connection();
         let mut drivers = vec![spawn_on(&own, servers.stay_up_to_date(&[&commands, &renewing]))];
         if settings.fail_fast {
             let (changes, notified) = (statuses.changes(), Arc::clone(&notifications));
             drivers.push(spawn_on(&own, fail_waiting(changes, notified, closing.token())));
         }
-        let mut all_commands = vec![commands.clone()];
+        drivers.extend(renewing.start(&own, &closing.token()));
         let replicas = settings.quota.map(|quota| {
-            let waiting = servers.commands();
-            all_commands.push(waiting.clone());
-            Replicas::new(quota, waiting)
+            let waiting = servers.commands(&own_home);
+            drivers.extend(waiting.start(&own, &closing.token()));
+            Replicas::new(quota, waiting, own.clone())
         });
         let expected = Expected {
             in_cluster: commands.are_in_cluster(),
@@ -581,12 +585,14 @@ impl RedisBackend {
             store: store.clone(),
         };
         let notified = Arc::clone(&notifications);
-        let callers = CallersConnections::new(all_commands, subscriber, notified, expected, closing.token());
-        drivers.push(spawn_on(&own, Arc::clone(&callers).watch()));
+        let lives = (Arc::clone(&home), own);
+        let connections =
+            Connections::new(lives, commands.clone(), subscriber, notified, expected, closing.token());
         Ok(Self {
             client,
             capabilities: Capabilities::new(store),
-            callers,
+            home,
+            connections,
             commands,
             renewing,
             drivers: Mutex::new(drivers),
@@ -613,30 +619,17 @@ impl RedisBackend {
     /// crate that calls an `async fn` built on this.
     fn open(&self) -> BoxFuture<'_, Result<(), BackendError>> {
         async move {
-            let (own, closed) = (background_handle()?, self.closing.token());
-            let renewing = self.renewing.clone();
-            let driver = spawn_on(&own, async move { renewing.connect(closed).await });
-            self.callers.connect().await?;
-            let driver = driver.await.map_err(|gone| BackendError::NotSent { source: gone.into() })??;
-            self.drivers.lock().extend(driver);
-            Ok(())
+            self.connections.connect().await?;
+            self.renewing.connected().await
         }
         .boxed()
     }
 
-    /// Starts connecting from the crate's own thread; the first call opens the connections of the caller.
+    /// Starts connecting from the crate's own thread; the first call opens the connections where the client lives.
     fn start(&self) -> Result<(), BackendError> {
-        let driver = self.renewing.start(&background_handle()?, self.closing.token());
-        self.drivers.lock().extend(driver);
+        let finding = self.renewing.find_when_possible(&background_handle()?, &self.closing.token());
+        self.drivers.lock().extend(finding);
         Ok(())
-    }
-
-    /// Makes sure that the connections of the caller work on the current runtime.
-    async fn revive(&self) -> Result<(), BackendError> {
-        if self.closing.is_closed() {
-            return Err(BackendError::Closed);
-        }
-        if self.callers.are_ready() { Ok(()) } else { self.callers.revive().await }
     }
 
     /// Closes all connections and waits until they are closed.
@@ -644,12 +637,11 @@ impl RedisBackend {
         // First, so that the end of the connections is not mistaken for an outage.
         self.statuses.close();
         self.closing.close();
-        self.callers.end_attempt();
-        self.callers.abandon_if_stuck().await;
-        let mut drivers = self.callers.take_drivers();
+        // Tasks on a runtime that is not driven do not end.
+        self.home.move_if_stuck().await;
+        let mut drivers = self.connections.take_drivers();
         drivers.extend(std::mem::take(&mut *self.drivers.lock()));
         drivers.extend(self.renewing.take_drivers());
-        // That of a runtime that is not driven does not end.
         let Ok(all) = timeout(self.connect_timeout, join_all(drivers)).await else {
             tracing::warn!("the connections were not closed in time");
             return;
@@ -675,7 +667,6 @@ impl Drop for RedisBackend {
     fn drop(&mut self) {
         self.statuses.close();
         self.closing.close();
-        self.callers.end_attempt();
     }
 }
 

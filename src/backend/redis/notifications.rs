@@ -14,7 +14,7 @@ use futures::channel::mpsc::{UnboundedSender, unbounded};
 use futures::future::ready;
 use futures::stream::{self, BoxStream};
 use parking_lot::Mutex;
-use tokio::runtime::Id;
+use tokio::runtime::Handle;
 use tokio::sync::{Notify, watch};
 use tokio::time::{sleep, timeout};
 use tokio_util::task::AbortOnDropHandle;
@@ -23,13 +23,12 @@ use uuid::Uuid;
 use super::connection::Connection;
 use super::keys;
 use super::link::{CallError, Link, Message, command};
-use super::runtime::here;
 use crate::backend::{
     Answer, BackendError, Event, EventSender, Grant, Kind, LeaseId, LeaseRef, Limit, Resource, Ticket,
 };
 use crate::fence::FencingToken;
 use crate::hash::HashSet;
-use crate::runtime::spawn;
+use crate::runtime::spawn_on;
 
 /// How often the subscription is checked while leases of this client wait.
 const HEARTBEAT: Duration = Duration::from_secs(10);
@@ -60,8 +59,6 @@ struct Listener {
     links: Option<UnboundedSender<BoxStream<'static, Message>>>,
     /// The link that is subscribed now, or was last.
     link: Option<Arc<dyn Link>>,
-    /// The runtime on which events are handled.
-    runtime: Option<Id>,
 }
 
 impl fmt::Debug for Listener {
@@ -80,7 +77,6 @@ impl Notifications {
     pub(super) fn events(self: &Arc<Self>) -> BoxStream<'static, Event> {
         let (links, linked) = unbounded();
         let mut listener = self.listener.lock();
-        listener.runtime = here();
         let events = listener.events.open();
         if let Some(link) = &listener.link {
             // The receiver exists.
@@ -159,12 +155,6 @@ impl Notifications {
         self.queued.lock().is_empty()
     }
 
-    /// Whether leases wait, and events are handled on another runtime than this one. `false` if their stream was created outside a
-    /// runtime, so that this is not known.
-    pub(super) fn are_awaited_elsewhere(&self, runtime: Option<Id>) -> bool {
-        !self.is_idle() && self.listener.lock().runtime.is_some_and(|awaited_on| Some(awaited_on) != runtime)
-    }
-
     fn send(&self, event: Event) {
         self.listener.lock().events.send(event);
     }
@@ -220,11 +210,13 @@ fn read(message: &str) -> Option<Event> {
 // The subscription
 
 impl Notifications {
-    /// Subscribes on `subscriber`, which carries no other commands, and stays subscribed until the result is dropped. `publisher` is
+    /// Subscribes on `subscriber`, which carries no other commands, and stays subscribed, by a task on the crate's own thread, until the
+    /// result is dropped. `publisher` is
     /// used once, to check that messages are delivered: a rejected SUBSCRIBE looks like a successful one. (In a cluster a node does
     /// not say who has received a message.)
     pub(super) async fn subscribe(
         self: &Arc<Self>,
+        own: &Handle,
         subscriber: &Arc<Connection>,
         publisher: Option<&Connection>,
     ) -> Result<AbortOnDropHandle<()>, BackendError> {
@@ -235,22 +227,16 @@ impl Notifications {
         if let Some(publisher) = publisher {
             verify_delivery(publisher, &self.channel, &*link, subscriber.timeouts().reply).await?;
         }
-        let stay = Arc::clone(self).stay_subscribed(Arc::clone(subscriber), links, Some(link));
-        Ok(AbortOnDropHandle::new(spawn(stay)))
+        let stay = Arc::clone(self).stay_subscribed(Arc::clone(subscriber), links, link);
+        Ok(AbortOnDropHandle::new(spawn_on(own, stay)))
     }
 
-    /// The same for a reopened connection: it is subscribed as soon as the server answers.
-    pub(super) fn resubscribe(self: &Arc<Self>, subscriber: &Arc<Connection>) -> AbortOnDropHandle<()> {
-        let stay = Arc::clone(self).stay_subscribed(Arc::clone(subscriber), subscriber.links(), None);
-        AbortOnDropHandle::new(spawn(stay))
-    }
-
-    /// Subscribes on every new link after `subscribed`, and replaces a link that no longer answers.
+    /// Subscribes on every new link but `subscribed`, and replaces a link that no longer answers.
     async fn stay_subscribed(
         self: Arc<Self>,
         subscriber: Arc<Connection>,
         mut links: watch::Receiver<Option<Arc<dyn Link>>>,
-        mut subscribed: Option<Arc<dyn Link>>,
+        mut subscribed: Arc<dyn Link>,
     ) {
         loop {
             let link = match links.wait_for(Option::is_some).await {
@@ -258,7 +244,7 @@ impl Notifications {
                 Err(_) => return,
             };
             let Some(link) = link else { continue };
-            if !subscribed.is_some_and(|subscribed| Arc::ptr_eq(&subscribed, &link)) {
+            if !Arc::ptr_eq(&subscribed, &link) {
                 self.subscribe_again(&link, subscriber.timeouts().connect).await;
             }
             while !link.ended().is_cancelled() {
@@ -275,7 +261,7 @@ impl Notifications {
                     tracing::debug!("the subscription does not answer");
                 }
             }
-            subscribed = Some(link);
+            subscribed = link;
             // The link may not have been taken out yet.
             if links.changed().await.is_err() {
                 return;

@@ -1,11 +1,8 @@
 //! The operations that wait for a call, and when there is one for them.
-//!
-//! Each runtime on which calls are made has a queue and tasks of its own: one that is no longer driven holds up no other.
 
 use std::collections::VecDeque;
 use std::mem;
 
-use tokio::runtime::Id;
 use tokio::sync::oneshot;
 
 use super::link::CallError;
@@ -31,32 +28,14 @@ pub(super) struct State {
     pub(super) drains: usize,
     /// How many operations are in flight.
     pub(super) in_flight: usize,
-}
-
-/// The states of all runtimes on which calls are made.
-pub(super) type States = Vec<(Option<Id>, State)>;
-
-/// The state of a runtime.
-#[inline]
-pub(super) fn state_of(states: &mut States, runtime: Option<Id>) -> &mut State {
-    // Nearly always there is no other.
-    let is_first = states.first().is_some_and(|(of, _)| *of == runtime);
-    let position = if is_first { 0 } else { find_or_add(states, runtime) };
-    &mut states[position].1
-}
-
-/// Where the state of a runtime is. Those of others that have nothing to do are forgotten when one is added.
-fn find_or_add(states: &mut States, runtime: Option<Id>) -> usize {
-    states.iter().position(|(of, _)| *of == runtime).unwrap_or_else(|| {
-        states.retain(|(_, state)| !state.is_idle());
-        states.push((runtime, State::default()));
-        states.len() - 1
-    })
+    /// How often this was begun anew. What was in flight before is not counted any more.
+    pub(super) generation: u32,
 }
 
 impl State {
-    fn is_idle(&self) -> bool {
-        self.calls() == 0 && self.queue.is_empty()
+    /// Begins anew, without what is queued and in flight.
+    pub(super) fn restarted(&self) -> Self {
+        Self { generation: self.generation + 1, ..Self::default() }
     }
 
     pub(super) fn calls(&self) -> usize {

@@ -14,15 +14,16 @@ use std::time::Duration;
 use futures::FutureExt;
 use futures::future::{BoxFuture, Shared, join};
 use parking_lot::Mutex;
-use tokio::runtime::Id;
+use tokio::runtime::Handle;
+use tokio_util::task::AbortOnDropHandle;
 
 use super::connection::Connection;
 use super::keys;
 use super::link::CallError;
 use super::protocol::FENCE_MS;
-use super::runtime::here;
 use super::servers::Commands;
 use crate::backend::{BackendError, Resource};
+use crate::runtime::spawn_on;
 
 /// How many replicas have to acknowledge a grant, and how long that may take.
 #[derive(Clone, Copy, Debug)]
@@ -40,8 +41,10 @@ pub(super) struct Replicas {
     quota: Quota,
     /// The rounds of connections that carry nothing else.
     commands: Commands,
-    /// By the address of the connection, and for each runtime separately: one that is not driven holds up no other.
-    rounds: Mutex<HashMap<(usize, Option<Id>), Rounds>>,
+    /// By the address of the connection.
+    rounds: Mutex<HashMap<usize, Rounds>>,
+    /// The crate's own thread, on which they take place: a caller that is not polled holds up no other.
+    own: Handle,
 }
 
 /// The rounds on one connection.
@@ -67,8 +70,8 @@ impl Rounds {
 }
 
 impl Replicas {
-    pub(super) fn new(quota: Quota, commands: Commands) -> Arc<Self> {
-        Arc::new(Self { quota, commands, rounds: Mutex::default() })
+    pub(super) fn new(quota: Quota, commands: Commands, own: Handle) -> Arc<Self> {
+        Arc::new(Self { quota, commands, rounds: Mutex::default(), own })
     }
 
     /// Waits until enough replicas have everything that has been granted so far.
@@ -88,7 +91,7 @@ impl Replicas {
     }
 
     fn next_round(self: &Arc<Self>, connection: Arc<Connection>, fence: String) -> Round {
-        let key = (Arc::as_ptr(&connection) as usize, here());
+        let key = Arc::as_ptr(&connection) as usize;
         let mut all = self.rounds.lock();
         if !all.contains_key(&key) {
             all.retain(|_, rounds| rounds.is_busy());
@@ -99,7 +102,7 @@ impl Replicas {
         }
         // `Weak`, because the round is stored in `self`. Callers that wait for it keep `self` alive.
         let (replicas, turn) = (Arc::downgrade(self), Arc::clone(&rounds.turn));
-        let round = async move {
+        let round = AbortOnDropHandle::new(spawn_on(&self.own, async move {
             let _turn = turn.lock_owned().await;
             let Some(replicas) = replicas.upgrade() else {
                 return Err(CallError::NotSent("the client is gone".to_owned()));
@@ -108,7 +111,8 @@ impl Replicas {
                 rounds.next = None;
             }
             replicas.wait(&connection, &fence).await
-        };
+        }));
+        let round = round.map(|ended| ended.unwrap_or_else(|gone| Err(CallError::Lost(gone.to_string()))));
         rounds.next.insert(round.boxed().shared()).clone()
     }
 

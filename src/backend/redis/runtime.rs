@@ -1,17 +1,12 @@
-//! The runtime of a call, and whether it can be used for connections.
+//! Whether a runtime can be used for connections.
 
 use std::net::UdpSocket;
 use std::panic::catch_unwind;
 use std::time::Duration;
 
-use tokio::runtime::{Handle, Id};
+use tokio::runtime::Handle;
 
 use crate::backend::BackendError;
-
-/// The runtime of the caller.
-pub(super) fn here() -> Option<Id> {
-    Handle::try_current().ok().map(|runtime| runtime.id())
-}
 
 /// Whether connections can be made from here. Tokio only says so by a panic, which would end a task of the client library instead.
 ///
@@ -34,6 +29,12 @@ pub(super) fn check() -> Result<(), BackendError> {
     let Ok(socket) = UdpSocket::bind(("127.0.0.1", 0)) else { return Ok(()) };
     let register = || socket.set_nonblocking(true).and_then(|()| tokio::net::UdpSocket::from_std(socket));
     if catch_unwind(register).is_err() { lacks("a runtime without I/O") } else { Ok(()) }
+}
+
+/// The same for a certain runtime.
+pub(super) fn check_on(runtime: &Handle) -> Result<(), BackendError> {
+    let _entered = runtime.enter();
+    check()
 }
 
 #[cfg(test)]

@@ -17,6 +17,7 @@ use super::sentinel::{Sentinels, ToPrimary};
 use super::target::{Login, Server, Topology};
 use super::transport::Transport;
 use crate::backend::{BackendError, Resource};
+use crate::home::Home;
 use crate::runtime::spawn_on;
 
 /// Creates the connections of a store.
@@ -85,17 +86,17 @@ impl Servers {
         )
     }
 
-    /// Connections for commands.
-    pub(super) fn commands(&self) -> Commands {
+    /// Connections for commands that live here.
+    pub(super) fn commands(&self, home: &Arc<Home>) -> Commands {
         let notifications = Arc::clone(&self.notifications);
         match &self.topology {
             ServedBy::Server(_) | ServedBy::Primary(_) => {
                 let connection = self.connection();
-                let transport = Transport::new(Arc::clone(&connection), notifications);
+                let transport = Transport::new(Arc::clone(&connection), notifications, home);
                 Commands::Server(connection, transport)
             }
             ServedBy::Cluster(slots) => {
-                let nodes = Nodes::new(Arc::clone(slots), self.closed.clone());
+                let nodes = Nodes::new(Arc::clone(slots), Arc::clone(home), self.closed.clone());
                 let transports = SlotTransports::new(Arc::clone(&nodes), notifications);
                 Commands::Cluster(nodes, Arc::new(transports))
             }
@@ -103,7 +104,7 @@ impl Servers {
     }
 }
 
-/// The connections for commands, on the caller's runtime or on the crate's own thread, and their transports: one, or in a cluster, a
+/// The connections for commands, where the client lives or on the crate's own thread, and their transports: one, or in a cluster, a
 /// connection for each node and a transport for each slot.
 #[derive(Clone, Debug)]
 pub(super) enum Commands {
@@ -129,25 +130,42 @@ impl Commands {
         matches!(self, Self::Cluster(..))
     }
 
-    /// Connects from the current runtime. The returned task keeps it connected until `closed`; those of a cluster are started as they
-    /// are needed.
-    pub(super) async fn connect(
-        &self,
-        closed: CancellationToken,
-    ) -> Result<Option<JoinHandle<()>>, BackendError> {
+    /// Starts connecting from `runtime`, or does so again after a move. The returned tasks keep them connected until `closed`; those of a
+    /// cluster are started as they are needed.
+    pub(super) fn start(&self, runtime: &Handle, closed: &CancellationToken) -> Vec<JoinHandle<()>> {
         match self {
-            Self::Server(connection, _) => connection.connect(closed).await.map(Some),
-            Self::Cluster(nodes, _) => nodes.connect().await.map(|()| None),
+            Self::Server(connection, transport) => {
+                let driver = connection.start(runtime, closed.clone());
+                transport.restart();
+                vec![driver]
+            }
+            Self::Cluster(nodes, transports) => {
+                nodes.restart(runtime);
+                transports.restart();
+                Vec::new()
+            }
         }
     }
 
-    /// Starts connecting from `runtime`, without waiting for that.
-    pub(super) fn start(&self, runtime: &Handle, closed: CancellationToken) -> Option<JoinHandle<()>> {
+    /// Connects to the nodes of a cluster as soon as one of them says which they are.
+    pub(super) fn find_when_possible(
+        &self,
+        runtime: &Handle,
+        closed: &CancellationToken,
+    ) -> Option<JoinHandle<()>> {
         match self {
-            Self::Server(connection, _) => Some(connection.start(runtime, closed)),
+            Self::Server(..) => None,
             Self::Cluster(nodes, _) => {
-                Some(spawn_on(runtime, Arc::clone(nodes).connect_when_possible(closed)))
+                Some(spawn_on(runtime, Arc::clone(nodes).connect_when_possible(closed.clone())))
             }
+        }
+    }
+
+    /// Waits until they are connected, or the first attempt has failed.
+    pub(super) async fn connected(&self) -> Result<(), BackendError> {
+        match self {
+            Self::Server(connection, _) => connection.connected().await,
+            Self::Cluster(nodes, _) => nodes.connect().await,
         }
     }
 
@@ -165,52 +183,6 @@ impl Commands {
         match self {
             Self::Server(connection, _) => vec![Arc::clone(connection)],
             Self::Cluster(nodes, _) => nodes.to_primaries(),
-        }
-    }
-
-    /// Whether the runtime on which they lived has ended, or they have never been connected.
-    pub(super) fn have_ended(&self) -> bool {
-        match self {
-            Self::Server(connection, _) => connection.has_ended(),
-            Self::Cluster(nodes, _) => nodes.have_ended(),
-        }
-    }
-
-    /// Whether a call was not answered in time.
-    pub(super) fn are_suspect(&self) -> bool {
-        match self {
-            Self::Server(connection, _) => connection.is_suspect(),
-            Self::Cluster(nodes, _) => nodes.are_suspect(),
-        }
-    }
-
-    /// Whether a call was not answered in time since this was last asked.
-    pub(super) fn take_suspicion(&self) -> bool {
-        match self {
-            Self::Server(connection, _) => connection.take_suspicion(),
-            Self::Cluster(nodes, _) => nodes.take_suspicion(),
-        }
-    }
-
-    /// Gives up the tasks of the connections, because their runtime is not driven.
-    pub(super) fn abandon(&self) {
-        match self {
-            Self::Server(connection, _) => connection.abandon(),
-            Self::Cluster(nodes, _) => nodes.abandon(),
-        }
-    }
-
-    /// Reconnects from the current runtime.
-    pub(super) async fn revive(
-        &self,
-        closed: CancellationToken,
-    ) -> Result<Option<JoinHandle<()>>, BackendError> {
-        match self {
-            Self::Server(connection, _) => connection.connect(closed).await.map(Some),
-            Self::Cluster(nodes, _) => {
-                nodes.revive().await?;
-                Ok(None)
-            }
         }
     }
 
@@ -240,7 +212,7 @@ mod tests {
         let topology = Topology::Cluster(vec![seed]);
         let (login, closed) = (Login::default(), CancellationToken::new());
         let servers = Servers::new(topology, unused_settings(), login, notifications, closed);
-        let commands = servers.commands();
+        let commands = servers.commands(&Arc::default());
         let transport = commands.of(&Resource::new("lock:a", Kind::Mutex));
         let Commands::Cluster(nodes, _) = &commands else { unreachable!() };
         let left: (Weak<Nodes>, Weak<Transport>) = (Arc::downgrade(nodes), Arc::downgrade(&transport));

@@ -9,18 +9,18 @@ use std::time::Duration;
 use futures::FutureExt;
 use futures::future::{BoxFuture, ready};
 use parking_lot::Mutex;
-use scopeguard::ScopeGuard;
 use tokio::time::{Instant, sleep, timeout};
 
 use super::connection::Connection;
 use super::link::{CallError, Link};
 use super::notifications::Notifications;
 use super::operation::Operation;
-use super::queue::States;
+use super::queue::State;
 use super::reply::unreadable;
 use super::script::Script;
 use super::value::{Arguments, Value};
 use crate::backend::BackendError;
+use crate::home::Home;
 
 /// The pause before a request that was not answered is sent again.
 pub(super) const RETRY: Duration = Duration::from_millis(25);
@@ -88,8 +88,11 @@ pub(super) struct Transport {
     pub(super) reply_timeout: Duration,
     pub(super) notifications: Arc<Notifications>,
 
+    /// Where the tasks run that send what is queued.
+    pub(super) home: Arc<Home>,
+
     // For `batch`.
-    pub(super) states: Mutex<States>,
+    pub(super) state: Mutex<State>,
     /// Held from when operations are taken out of the queue until they have been passed to the client library.
     pub(super) sending: Mutex<()>,
     /// Whether an answer was lost that may have contained grants.
@@ -98,21 +101,27 @@ pub(super) struct Transport {
 
 impl Transport {
     /// All calls to one server.
-    pub(super) fn new(connection: Arc<Connection>, notifications: Arc<Notifications>) -> Arc<Self> {
+    pub(super) fn new(
+        connection: Arc<Connection>,
+        notifications: Arc<Notifications>,
+        home: &Arc<Home>,
+    ) -> Arc<Self> {
         let reply_timeout = connection.timeouts().reply;
-        Self::at(Arc::new(connection), reply_timeout, notifications)
+        Self::at(Arc::new(connection), reply_timeout, notifications, home)
     }
 
     pub(super) fn at(
         destination: Arc<dyn Destination>,
         reply_timeout: Duration,
         notifications: Arc<Notifications>,
+        home: &Arc<Home>,
     ) -> Arc<Self> {
         Arc::new(Self {
             destination,
             reply_timeout,
             notifications,
-            states: Mutex::default(),
+            home: Arc::clone(home),
+            state: Mutex::default(),
             sending: Mutex::default(),
             missed_grants: AtomicBool::default(),
         })
@@ -178,12 +187,10 @@ impl Transport {
     ) -> Result<Value, CallError> {
         let (link, script) = (self.link().await?, script.variant(self.slot().is_some()));
         let (connection, sent) = (self.connection(), Instant::now());
-        let given_up = connection.suspect_if_given_up();
         let mut answer = link.evalsha(script, arguments()).await;
         if is_unknown_script(&answer) {
             answer = link.eval(script, arguments()).await;
         }
-        ScopeGuard::into_inner(given_up);
         self.received(&connection, sent, answer)
     }
 
@@ -343,7 +350,8 @@ mod tests {
         let slot =
             Arc::new(Slot { connection: Mutex::new(Arc::clone(&first)), unanswered: AtomicUsize::new(0) });
         let notifications = Arc::new(Notifications::new(Uuid::new_v4(), false));
-        let transport = Transport::at(Arc::<Slot>::clone(&slot), settings.timeouts.reply, notifications);
+        let transport =
+            Transport::at(Arc::<Slot>::clone(&slot), settings.timeouts.reply, notifications, &Arc::default());
         let received = |connection| transport.received(connection, Instant::now(), Ok(Value::Nil));
         assert_eq!(received(&first).expect("served there"), Value::Nil);
         *slot.connection.lock() = Arc::clone(&second);

@@ -16,6 +16,7 @@ use crate::backend::{
     LeaseId, LeaseRef, Limit, Released, Renew, Request, Resource, Severity, StoreState,
 };
 use crate::background;
+use crate::home::Home;
 use crate::runtime::spawn;
 
 impl Backend for RedisBackend {
@@ -52,9 +53,6 @@ impl Backend for RedisBackend {
                 return self.check_open().map(|()| Released::Absent);
             }
             self.notifications.forget(lease.id);
-            if background::is_current() {
-                return self.release_from_own_thread(lease, 0).boxed().await;
-            }
             self.release_until_answered(lease, 0).await
         }
         .boxed()
@@ -68,9 +66,6 @@ impl Backend for RedisBackend {
         async move {
             if self.never_connected() {
                 return self.check_open().map(|()| Released::Absent);
-            }
-            if background::is_current() {
-                return self.release_from_own_thread(lease, keep).boxed().await;
             }
             self.release_until_answered(lease, keep).await
         }
@@ -143,24 +138,42 @@ impl Backend for RedisBackend {
 
     fn ping(&self) -> BoxFuture<'_, Result<(), BackendError>> {
         async move {
-            self.revive().await?;
-            self.callers.ping().await
+            self.connections.ready().await?;
+            self.connections.ping().await
         }
         .boxed()
     }
 
     fn check(&self) -> BoxFuture<'_, Result<Vec<Finding>, BackendError>> {
         async move {
-            match self.revive().await {
-                Err(BackendError::Refused { source }) if self.callers.are_missing() => {
+            match self.connections.ready().await {
+                Err(BackendError::Refused { source }) if !self.connections.are_connected() => {
                     Ok(vec![Finding::new(Severity::Refused, source.to_string())])
                 }
                 // The findings of a first check are found again.
-                Ok(()) | Err(BackendError::Refused { .. }) => self.callers.check().await,
+                Ok(()) | Err(BackendError::Refused { .. }) => self.connections.check().await,
                 Err(error) => Err(error),
             }
         }
         .boxed()
+    }
+
+    fn release_from_own_thread<'a>(
+        &'a self,
+        lease: &'a LeaseRef,
+        keep: u32,
+    ) -> BoxFuture<'a, Result<Released, BackendError>> {
+        async move {
+            self.check_open()?;
+            self.notifications.forget(lease.id);
+            let renewing = self.renewing.of(&lease.resource);
+            release(&renewing, lease, keep, self.gap()).await
+        }
+        .boxed()
+    }
+
+    fn home(&self) -> Option<Arc<Home>> {
+        Some(Arc::clone(&self.home))
     }
 
     fn close(&self) -> BoxFuture<'_, ()> {
@@ -169,13 +182,12 @@ impl Backend for RedisBackend {
 }
 
 impl RedisBackend {
-    /// The transport for a call, whose connections live on a runtime that has not ended: if theirs has, they are reopened on the
-    /// current one. While there is no connection to the server of `resource`, calls that should fail fast do so here.
+    /// The transport for a call. While there is no connection to the server of `resource`, calls that should fail fast do so here.
     async fn ready(&self, resource: &Resource) -> Result<Arc<Transport>, BackendError> {
         let fast = |source: Cause| BackendError::FailedFast { source };
-        match self.revive().await {
+        match self.connections.ready().await {
             Err(error) if self.fail_fast && error.is_transient() => return Err(fast(error.into())),
-            revived => revived?,
+            ready => ready?,
         }
         let transport = self.commands.of(resource);
         if self.fail_fast && transport.connection().is_unreachable() {
@@ -194,27 +206,10 @@ impl RedisBackend {
         Ok(found(released))
     }
 
-    /// The same from the crate's own thread. If that finds nothing, and the connection for the request has ended with its runtime, the
-    /// request may still be on its way: the server closes that connection, and the lease is released again.
-    async fn release_from_own_thread(&self, lease: &LeaseRef, keep: u32) -> Result<Released, BackendError> {
-        let first = self.release_until_answered(lease, keep).await?;
-        if matches!(first, Released::Held) || !self.close_ended(&lease.resource).await {
-            return Ok(first);
-        }
-        let second = self.release_until_answered(lease, keep).await?;
-        Ok(if matches!(second, Released::Held | Released::Queued) { second } else { first })
-    }
-
-    /// Closes what is left of the connection for requests, if that has ended. `false` if there is nothing left.
-    async fn close_ended(&self, resource: &Resource) -> bool {
-        let Some(link) = self.renewing.of(resource).connection().current_link() else { return false };
-        self.commands.of(resource).connection().close_ended(&*link).await
-    }
-
     /// Whether its store has refused this client so far, or has never been reached. Then no request has ever been sent, and there is
     /// nothing to release.
     fn never_connected(&self) -> bool {
-        !self.callers.are_accepted()
+        !self.connections.are_accepted()
     }
 
     async fn ask(&self, transport: &Arc<Transport>, request: &Request) -> Result<Answer, BackendError> {
@@ -239,20 +234,18 @@ impl RedisBackend {
         answer
     }
 
-    /// The transport of this thread: a release is sent from the crate's own thread only if the keeper's tasks do not send it, because
-    /// their runtime has ended or is blocked in whole or in part, or if its guard was dropped outside a runtime.
+    /// The transport of this thread: what is sent from the crate's own thread while the client lives elsewhere depends on no connection
+    /// there.
     pub(super) async fn transport_of_releases(
         &self,
         resource: &Resource,
     ) -> Result<Arc<Transport>, BackendError> {
-        let on_own_thread = background::is_current();
-        if on_own_thread {
+        if background::is_current() && !self.home.has_moved() {
             self.check_open()?;
-        } else {
-            self.revive().await?;
+            return Ok(self.renewing.of(resource));
         }
-        let commands = if on_own_thread { &self.renewing } else { &self.commands };
-        Ok(commands.of(resource))
+        self.connections.ready().await?;
+        Ok(self.commands.of(resource))
     }
 
     /// Releases in the background what was granted, but does not count.

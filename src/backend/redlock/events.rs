@@ -9,6 +9,7 @@ use futures::{FutureExt, StreamExt};
 use super::leases::FollowUp;
 use super::quorum::Quorum;
 use crate::backend::Event;
+use crate::background;
 
 impl Quorum {
     /// The events for the client from now on.
@@ -36,9 +37,13 @@ impl Quorum {
 
     /// Connects nodes that are not connected yet.
     pub(super) fn connect_in_background(&self) {
-        for handle in &self.nodes {
-            if !self.closing.is_closed() {
-                handle.connect(self.closing.token());
+        if self.closing.is_closed() {
+            return;
+        }
+        match background::handle() {
+            Ok(own) => self.nodes.iter().for_each(|handle| handle.connect(&own, self.closing.token())),
+            Err(error) => {
+                tracing::warn!(%error, "the nodes of a Redlock are not connected: the crate's own thread could not be started")
             }
         }
     }

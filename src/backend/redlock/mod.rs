@@ -43,6 +43,7 @@ use super::{
     LeaseRef, Limit, RedisBuilder, Released, Renew, Request, Resource, StoreState, Wakes,
 };
 use crate::error::Error;
+use crate::home::Home;
 pub(in crate::backend) use node::Node;
 use node::NodeHandle;
 use quorum::Quorum;
@@ -175,7 +176,7 @@ impl RedlockBuilder {
             );
             return Err(Error::invalid("nodes", why));
         }
-        let client = Uuid::new_v4();
+        let (client, home) = (Uuid::new_v4(), Arc::<Home>::default());
         let mut handles = Vec::new();
         for node in self.nodes {
             let store = node.address();
@@ -183,9 +184,9 @@ impl RedlockBuilder {
                 // It would have two votes.
                 return Err(Error::invalid("nodes", format!("{store} is listed twice")));
             }
-            handles.push(handle(node.for_client(client), store)?);
+            handles.push(handle(node.for_node_of(client, Arc::clone(&home)), store)?);
         }
-        Ok(RedlockBackend::of(client, handles, self.node_timeout))
+        Ok(RedlockBackend::of(client, home, handles, self.node_timeout))
     }
 }
 
@@ -219,7 +220,7 @@ impl RedlockBackend {
         url::parse(url)
     }
 
-    fn of(client: Uuid, nodes: Vec<Arc<NodeHandle>>, node_timeout: Duration) -> Self {
+    fn of(client: Uuid, home: Arc<Home>, nodes: Vec<Arc<NodeHandle>>, node_timeout: Duration) -> Self {
         let stores: Vec<_> = nodes
             .iter()
             .map(|handle| handle.store.split_once("://").map_or(&*handle.store, |it| it.1))
@@ -236,12 +237,13 @@ impl RedlockBackend {
             own_thread,
             ..Capabilities::new(store)
         };
-        Self { quorum: Quorum::new(client, nodes, node_timeout, capabilities) }
+        Self { quorum: Quorum::new(client, home, nodes, node_timeout, capabilities) }
     }
 
     /// Connects the nodes in the background, and waits until a majority is connected.
     async fn first_connect(&self) -> Result<(), Error> {
         let quorum = &self.quorum;
+        quorum.home.settle();
         quorum.connect_in_background();
         let mut tried: FuturesUnordered<_> = quorum.nodes.iter().map(|handle| handle.tried()).collect();
         let (mut connected, mut failed) = (0, 0);
@@ -331,6 +333,10 @@ impl Backend for RedlockBackend {
 
     fn events(&self) -> BoxStream<'static, Event> {
         self.quorum.events()
+    }
+
+    fn home(&self) -> Option<Arc<Home>> {
+        Some(Arc::clone(&self.quorum.home))
     }
 
     fn capabilities(&self) -> &Capabilities {

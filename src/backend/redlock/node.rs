@@ -9,15 +9,16 @@ use futures::StreamExt;
 use futures::future::BoxFuture;
 use futures::stream::{self, BoxStream};
 use parking_lot::Mutex;
-use tokio::runtime::{Handle, Id};
+use tokio::runtime::Handle;
 use tokio::sync::watch;
 use tokio::time::{Instant, sleep};
 use tokio_util::sync::CancellationToken;
+use tokio_util::task::AbortOnDropHandle;
 
 use crate::backend::{Answer, Backend, BackendError, LeaseRef, RedisBuilder, Request};
 use crate::error::Error;
 use crate::fence::FencingToken;
-use crate::runtime::{Cancel, spawn, spawn_cancelable};
+use crate::runtime::spawn_on;
 
 /// The pause after the first failed attempt to connect, and after many.
 const FIRST_PAUSE: Duration = Duration::from_millis(50);
@@ -69,8 +70,8 @@ pub(super) struct NodeHandle {
     node: OnceLock<Arc<dyn Node>>,
     status: watch::Sender<Status>,
     failure: Mutex<Option<Error>>,
-    /// The last task that connects, and its runtime.
-    connecting: Mutex<Option<(Id, Cancel)>>,
+    /// The task that connects.
+    connecting: Mutex<Option<AbortOnDropHandle<()>>>,
     health: Health,
     /// Since when this exists.
     pub(super) since: std::time::Instant,
@@ -185,16 +186,15 @@ impl NodeHandle {
         self.failure.lock().take()
     }
 
-    /// Connects in a task on the current runtime, unless the node is connected or such a task runs: until it succeeds or `closed`.
-    /// Such a task on another runtime, which may no longer be driven, is given up.
-    pub(super) fn connect(self: &Arc<Self>, closed: CancellationToken) {
+    /// Connects in a task on the crate's own thread, unless the node is connected or that task runs: until it succeeds or `closed`.
+    pub(super) fn connect(self: &Arc<Self>, own: &Handle, closed: CancellationToken) {
         let Some(builder) = self.builder.clone().filter(|_| self.node.get().is_none()) else { return };
-        let (here, mut connecting) = (Handle::current().id(), self.connecting.lock());
-        if connecting.as_ref().is_some_and(|(runtime, task)| *runtime == here && !task.is_over()) {
+        let mut connecting = self.connecting.lock();
+        if connecting.as_ref().is_some_and(|task| !task.is_finished()) {
             return;
         }
         let handle = Arc::clone(self);
-        let (_, task) = spawn_cancelable(async move {
+        let task = spawn_on(own, async move {
             let connected = handle.connect_with(builder);
             tokio::select! {
                 biased;
@@ -206,11 +206,7 @@ impl NodeHandle {
                 node.close().await;
             }
         });
-        let given_up = connecting.replace((here, task));
-        if given_up.is_some() {
-            // In a task, because the caller may hold mutexes.
-            spawn(async move { drop(given_up) });
-        }
+        *connecting = Some(AbortOnDropHandle::new(task));
     }
 
     async fn connect_with(&self, builder: RedisBuilder) {

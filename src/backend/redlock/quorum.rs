@@ -20,6 +20,7 @@ use crate::backend::{BackendError, Capabilities, Event, EventSender, LeaseId, Le
 use crate::background;
 use crate::closing::Closing;
 use crate::fence::FencingToken;
+use crate::home::Home;
 
 /// How far ahead of this client's time proposed tokens are at first: more than the clocks of nodes and clients usually differ.
 const AHEAD: u64 = 10_000;
@@ -37,6 +38,7 @@ const CLOSING: Duration = Duration::from_millis(500);
 #[derive(Debug)]
 pub(super) struct Quorum {
     pub(super) client: Uuid,
+    pub(super) home: Arc<Home>,
     pub(super) nodes: Vec<Arc<NodeHandle>>,
     pub(super) node_timeout: Duration,
     pub(super) capabilities: Capabilities,
@@ -57,12 +59,14 @@ pub(super) struct Quorum {
 impl Quorum {
     pub(super) fn new(
         client: Uuid,
+        home: Arc<Home>,
         nodes: Vec<Arc<NodeHandle>>,
         node_timeout: Duration,
         capabilities: Capabilities,
     ) -> Arc<Self> {
         Arc::new(Self {
             client,
+            home,
             nodes,
             node_timeout,
             capabilities,

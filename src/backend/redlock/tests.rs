@@ -165,7 +165,7 @@ impl Stores {
             handles.push(NodeHandle::with(Arc::new(Hanging { node, hangs: hangs_now })));
             hangs.push(hang);
         }
-        let backend = RedlockBackend::of(client, handles, Duration::from_millis(100));
+        let backend = RedlockBackend::of(client, Arc::default(), handles, Duration::from_millis(100));
         let (sender, received) = futures::channel::mpsc::unbounded();
         let events = backend.events();
         tokio::spawn(async move {

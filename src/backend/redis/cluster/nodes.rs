@@ -23,6 +23,7 @@ use crate::backend::redis::link::{CallError, Link};
 use crate::backend::redis::route::Route;
 use crate::backend::redis::target::Server;
 use crate::backend::redis::transport::{Again, RETRY};
+use crate::home::Home;
 
 /// The pause before the list of nodes is requested again.
 const PAUSE: Duration = Duration::from_millis(100);
@@ -34,24 +35,27 @@ const PATIENCE: Duration = Duration::from_millis(250);
 #[derive(Debug)]
 pub(in super::super) struct Nodes {
     slots: Arc<Slots>,
+    /// Where their tasks run.
+    home: Arc<Home>,
     closed: CancellationToken,
     open: Mutex<Open>,
 }
 
-#[derive(Debug)]
+#[derive(Debug, Default)]
 struct Open {
-    /// Where their tasks run, once that is known.
-    runtime: Option<Handle>,
     /// Each is closed when it is taken out.
     connections: HashMap<Server, (Arc<Connection>, DropGuard)>,
     drivers: Vec<JoinHandle<()>>,
 }
 
 impl Nodes {
-    /// Connects to nodes when they are needed, from the runtime of `connect` or `revive`.
-    pub(in super::super) fn new(slots: Arc<Slots>, closed: CancellationToken) -> Arc<Self> {
-        let open = Open { runtime: None, connections: HashMap::new(), drivers: Vec::new() };
-        Arc::new(Self { slots, closed, open: Mutex::new(open) })
+    /// Connects to nodes when they are needed, from where the client lives.
+    pub(in super::super) fn new(slots: Arc<Slots>, home: Arc<Home>, closed: CancellationToken) -> Arc<Self> {
+        Arc::new(Self { slots, home, closed, open: Mutex::default() })
+    }
+
+    pub(super) const fn home(&self) -> &Arc<Home> {
+        &self.home
     }
 
     pub(in super::super) fn reply_timeout(&self) -> Duration {
@@ -61,7 +65,6 @@ impl Nodes {
     /// Connects to all primaries, and waits until one of them answers. The others have a moment to follow; those that take longer are
     /// connected later, by their own tasks.
     pub(in super::super) async fn connect(&self) -> Result<(), BackendError> {
-        self.open.lock().runtime = Some(Handle::current());
         if !self.slots.are_known() {
             self.slots.find().await?;
         }
@@ -109,10 +112,10 @@ impl Nodes {
     /// client would otherwise be disconnected forever.
     fn adopt_map(&self) {
         let map = self.slots.map();
-        let mut open = self.open.lock();
-        if open.runtime.is_none() {
+        if self.home.runtime().is_none() {
             return;
         }
+        let mut open = self.open.lock();
         open.connections
             .retain(|node, (connection, _)| map.primaries.contains(node) || connection.is_connected());
         drop(open);
@@ -142,7 +145,7 @@ impl Nodes {
         }
         let connection = Connection::new(&self.slots.connections, Arc::new(ToNode(node.clone())));
         // Until they are connected again, calls fail.
-        let Some(runtime) = open.runtime.clone() else { return connection };
+        let Some(runtime) = self.home.runtime() else { return connection };
         // Those of nodes that no longer serve slots are closed.
         let map = self.slots.map();
         open.connections.retain(|node, _| map.primaries.contains(node));
@@ -235,45 +238,18 @@ impl Nodes {
         }
     }
 
-    /// Whether the runtime has ended on which one of them lived.
-    pub(in super::super) fn have_ended(&self) -> bool {
-        let open = self.open.lock();
-        open.runtime.is_none() || open.connections.values().any(|(connection, _)| connection.has_ended())
-    }
-
-    /// Whether a call was not answered in time.
-    pub(in super::super) fn are_suspect(&self) -> bool {
-        self.open.lock().connections.values().any(|(connection, _)| connection.is_suspect())
-    }
-
-    /// Whether a call was not answered in time since this was last asked.
-    pub(in super::super) fn take_suspicion(&self) -> bool {
-        let connections = self.connections();
-        connections.iter().filter(|(_, connection)| connection.take_suspicion()).count() > 0
-    }
-
-    /// Gives up the tasks of the connections, because their runtime is not driven.
-    pub(in super::super) fn abandon(&self) {
+    /// Opens all connections again from `runtime`.
+    pub(in super::super) fn restart(&self, runtime: &Handle) {
         let mut open = self.open.lock();
-        // No other connection is opened there.
-        open.runtime = None;
-        let (connections, drivers) = (mem::take(&mut open.connections), mem::take(&mut open.drivers));
-        drop(open);
-        drivers.iter().for_each(JoinHandle::abort);
-        connections.values().for_each(|(connection, _)| connection.abandon());
-    }
-
-    /// Connects again from the current runtime.
-    pub(in super::super) async fn revive(&self) -> Result<(), BackendError> {
-        if !self.slots.are_known() {
-            self.slots.find().await?;
+        let before = mem::take(&mut open.drivers);
+        let Open { connections, drivers } = &mut *open;
+        for (connection, until) in connections.values_mut() {
+            let closed = self.closed.child_token();
+            drivers.push(connection.start(runtime, closed.clone()));
+            *until = closed.drop_guard();
         }
-        let mut open = self.open.lock();
-        open.runtime = Some(Handle::current());
-        open.drivers.retain(|driver| !driver.is_finished());
-        // They are reopened when needed.
-        open.connections.retain(|_, (connection, _)| !connection.has_ended());
-        Ok(())
+        drop(open);
+        before.iter().for_each(JoinHandle::abort);
     }
 
     /// The tasks that keep the connections until `closed`.

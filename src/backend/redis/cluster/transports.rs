@@ -30,9 +30,16 @@ impl SlotTransports {
         let new = || {
             let reply_timeout = self.nodes.reply_timeout();
             let destination = AtSlot { slot, nodes: Arc::clone(&self.nodes) };
-            Transport::at(Arc::new(destination), reply_timeout, Arc::clone(&self.notifications))
+            let home = self.nodes.home();
+            Transport::at(Arc::new(destination), reply_timeout, Arc::clone(&self.notifications), home)
         };
         Arc::clone(self.transports.lock().entry(slot).or_insert_with(new))
+    }
+
+    /// The client has moved.
+    pub(in super::super) fn restart(&self) {
+        let transports: Vec<_> = self.transports.lock().values().cloned().collect();
+        transports.iter().for_each(|transport| transport.restart());
     }
 }
 
