@@ -158,7 +158,7 @@ impl Connections {
     }
 
     async fn subscribe_and_accept(&self) -> Result<(), BackendError> {
-        if self.subscription.lock().is_none() {
+        if !self.are_subscribed() {
             let publisher = match &self.commands {
                 Commands::Server(connection, _) => Some(&**connection),
                 Commands::Cluster(..) => None,
@@ -178,9 +178,9 @@ impl Connections {
         self.accepted.load(Ordering::Acquire)
     }
 
-    /// Whether there is a connection for commands.
-    pub(super) fn are_connected(&self) -> bool {
-        self.commands.connections().iter().any(|connection| connection.is_connected())
+    /// Whether the delivery of messages has been verified.
+    pub(super) fn are_subscribed(&self) -> bool {
+        self.subscription.lock().is_some()
     }
 
     /// Sends PING to all servers.

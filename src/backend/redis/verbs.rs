@@ -147,7 +147,7 @@ impl Backend for RedisBackend {
     fn check(&self) -> BoxFuture<'_, Result<Vec<Finding>, BackendError>> {
         async move {
             match self.connections.ready().await {
-                Err(BackendError::Refused { source }) if !self.connections.are_connected() => {
+                Err(BackendError::Refused { source }) if !self.connections.are_subscribed() => {
                     Ok(vec![Finding::new(Severity::Refused, source.to_string())])
                 }
                 // The findings of a first check are found again.
