@@ -24,7 +24,8 @@ pub(super) async fn findings(session: &mut Session) -> Result<Vec<Finding>, Fail
     Ok(findings)
 }
 
-async fn settings(session: &mut Session) -> Result<Vec<Finding>, Failure> {
+/// What of that is known from its settings.
+pub(super) async fn settings(session: &mut Session) -> Result<Vec<Finding>, Failure> {
     let answers = session.run_in_time(&[PROBE_INTERVAL.to_owned()]).await?;
     let mut findings = Vec::new();
     for row in answers.iter().flat_map(|variables| &variables.rows) {
@@ -54,7 +55,7 @@ fn finding(name: &str, set: &str) -> Option<Finding> {
 
 /// Which of several servers cannot be used now, and why. It is usual that all but one are read-only.
 pub(super) async fn servers(settings: &Settings) -> Vec<Finding> {
-    if settings.places.len() < 2 || settings.opts.socket().is_some() {
+    if settings.target.places.len() < 2 {
         return Vec::new();
     }
     let (mut findings, mut usable) = (Vec::new(), Vec::new());
@@ -76,14 +77,4 @@ pub(super) async fn servers(settings: &Settings) -> Vec<Finding> {
         findings.push(Finding::new(Severity::Warning, text));
     }
     findings
-}
-
-/// Traces what limits what the store promises.
-pub(super) async fn warn(session: &mut Session, store: &str) -> Result<(), Failure> {
-    for finding in settings(session).await? {
-        if finding.severity >= Severity::Warning {
-            tracing::warn!(store, "{finding}");
-        }
-    }
-    Ok(())
 }

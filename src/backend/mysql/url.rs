@@ -2,8 +2,9 @@
 
 use mysql_async::{Opts, UrlError};
 
-use super::settings::Place;
+use super::settings::place as place_of;
 use super::{MysqlBuilder, MysqlPush};
+use crate::backend::sql::Place;
 use crate::backend::tls::TlsOptions;
 use crate::backend::url_parts::{
     boolean, check_at_signs, duration, file, invalid, number, options, unknown_option,
@@ -103,7 +104,11 @@ fn servers(place: &str, query: &str) -> Result<(Opts, Vec<Place>), Error> {
         })
     });
     let mut each = each.collect::<Result<Vec<_>, _>>()?;
-    let places = each.iter().map(Place::of).collect();
+    let mut places: Vec<_> = each.iter().map(place_of).collect();
+    if each[0].socket().is_some() {
+        // It leads to one server, whatever hosts are named.
+        places.truncate(1);
+    }
     Ok((each.swap_remove(0), places))
 }
 
@@ -157,7 +162,7 @@ fn uses_tls(options: &[(&str, &str)]) -> Result<bool, Error> {
 fn with_certificates(builder: MysqlBuilder, options: &[(&str, &str)]) -> Result<MysqlBuilder, Error> {
     let names = ["ssl-ca", "ssl-cert", "ssl-key"];
     let is_any = names.iter().any(|name| value_of(options, name).is_some());
-    if builder.settings.opts.ssl_opts().is_none() || !is_any {
+    if builder.settings.target.opts.ssl_opts().is_none() || !is_any {
         return Ok(builder);
     }
     let [authority, certificate, key] =
@@ -222,7 +227,7 @@ mod tests {
             assert_eq!(builder.settings.address, address, "{url}");
             assert!(!format!("{builder:?}").contains("hunt"), "{builder:?}");
         }
-        let opts = parse("mysql://u:hunt%2Fer2@h/d%61").unwrap().settings.opts;
+        let opts = parse("mysql://u:hunt%2Fer2@h/d%61").unwrap().settings.target.opts;
         assert_eq!((opts.user(), opts.pass(), opts.db_name()), (Some("u"), Some("hunt/er2"), Some("da")));
         assert!(!opts.prefer_socket() && !opts.client_found_rows());
     }
@@ -234,9 +239,9 @@ mod tests {
         assert_eq!(settings.connect_timeout, Duration::from_millis(500));
         assert_eq!(settings.reply_timeout, Duration::from_secs(3));
         assert_eq!((settings.max_connections, settings.create), (7, false));
-        assert_eq!(settings.push, MysqlPush::Off);
-        assert_eq!(settings.opts.tcp_keepalive(), Some(Duration::from_secs(1)));
-        assert_eq!(parse("mysql://h/d?push=get_lock").unwrap().settings.push, MysqlPush::GetLock);
+        assert_eq!(settings.target.push, MysqlPush::Off);
+        assert_eq!(settings.target.opts.tcp_keepalive(), Some(Duration::from_secs(1)));
+        assert_eq!(parse("mysql://h/d?push=get_lock").unwrap().settings.target.push, MysqlPush::GetLock);
     }
 
     #[test]
@@ -286,7 +291,7 @@ mod tests {
             let parsed = parse(&format!("{url}{more}"));
             // The feature may be missing.
             if cfg!(feature = "rustls") || !is_tls {
-                assert_eq!(parsed.unwrap().settings.opts.ssl_opts().is_some(), is_tls, "{more}");
+                assert_eq!(parsed.unwrap().settings.target.opts.ssl_opts().is_some(), is_tls, "{more}");
             }
         }
     }

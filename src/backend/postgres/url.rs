@@ -119,7 +119,7 @@ fn with_certificates(builder: PostgresBuilder, options: &[(&str, &str)]) -> Resu
     // Those that the system trusts are the default.
     let authority = authority.filter(|authority| *authority != "system");
     let is_any = [authority, certificate, key].iter().any(Option::is_some);
-    if builder.settings.config.get_ssl_mode() != SslMode::Require || !is_any {
+    if builder.settings.target.config.get_ssl_mode() != SslMode::Require || !is_any {
         return Ok(builder);
     }
     let mut tls = TlsOptions::new();
@@ -185,7 +185,7 @@ mod tests {
             assert_eq!(builder.settings.address, address, "{url}");
             assert!(!format!("{builder:?}").contains("hunt"), "{builder:?}");
         }
-        let config = parse("postgres://u:hunt%2Fer2@h").unwrap().settings.config;
+        let config = parse("postgres://u:hunt%2Fer2@h").unwrap().settings.target.config;
         assert_eq!(config.get_password(), Some("hunt/er2".as_bytes()));
         assert_eq!(config.get_application_name(), Some("leasehold"));
     }
@@ -198,8 +198,8 @@ mod tests {
         assert_eq!(settings.connect_timeout, Duration::from_millis(500));
         assert_eq!(settings.reply_timeout, Duration::from_secs(3));
         assert_eq!((settings.max_connections, settings.create), (7, false));
-        assert_eq!(settings.config.get_application_name(), Some("x"));
-        assert_eq!(settings.config.get_options(), Some("-c search_path=locks"));
+        assert_eq!(settings.target.config.get_application_name(), Some("x"));
+        assert_eq!(settings.target.config.get_options(), Some("-c search_path=locks"));
         let settings = parse("postgres://h?connect_timeout=10&create=true").unwrap().settings;
         assert_eq!((settings.connect_timeout, settings.create), (Duration::from_secs(10), true));
     }

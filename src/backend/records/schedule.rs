@@ -122,7 +122,7 @@ impl<R: Cached> Schedule<R> {
 
     /// Adds to a batch the changes of its key that were requested since it was taken, before it is executed. Returns whether there were
     /// any: a record that was read earlier may then be older than such a request.
-    #[cfg(feature = "mysql")]
+    #[cfg(any(feature = "mysql", feature = "postgres"))]
     pub(in crate::backend) fn add_later(&self, batch: &mut KeyBatch<R>) -> bool {
         let mut state = self.state.lock();
         let Some(queue) = state.keys.get_mut(&batch.key) else { return false };
@@ -362,7 +362,7 @@ mod tests {
         assert!(site.observing.0.lock().is_empty());
     }
 
-    #[cfg(feature = "mysql")]
+    #[cfg(any(feature = "mysql", feature = "postgres"))]
     #[test]
     fn changes_requested_before_a_batch_is_executed_may_join_it() {
         let mut site = Site::new();
