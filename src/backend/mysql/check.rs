@@ -1,8 +1,8 @@
 //! What the user of a server should know about it.
 
 use super::connect;
+use super::server::Mysql;
 use super::session::{Session, value};
-use super::settings::Settings;
 use crate::backend::records::{Failure, Remedy};
 use crate::backend::{Finding, Severity};
 
@@ -54,12 +54,12 @@ fn finding(name: &str, set: &str) -> Option<Finding> {
 }
 
 /// Which of several servers cannot be used now, and why. It is usual that all but one are read-only.
-pub(super) async fn servers(settings: &Settings) -> Vec<Finding> {
-    if settings.target.places.len() < 2 {
+pub(super) async fn servers(server: &Mysql) -> Vec<Finding> {
+    if server.settings.target.places.len() < 2 {
         return Vec::new();
     }
     let (mut findings, mut usable) = (Vec::new(), Vec::new());
-    for (place, failure) in connect::try_each(settings).await {
+    for (place, failure) in connect::try_each(server).await {
         match failure {
             None => usable.push(place.to_string()),
             Some(failure) => {

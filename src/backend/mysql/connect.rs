@@ -6,8 +6,8 @@ use mysql_async::{Opts, OptsBuilder};
 
 use super::failure::while_opening;
 use super::schema::{self, Table};
+use super::server::Mysql;
 use super::session::{Session, value};
-use super::settings::Settings;
 use super::statement::IDLE;
 use crate::backend::records::Failure;
 use crate::backend::sql::{self, Host, Place};
@@ -27,9 +27,10 @@ struct Reached {
 }
 
 /// Opens a session and makes sure that it can be used: with the first of the servers that answers and accepts changes.
-pub(super) async fn open(settings: &Settings) -> Result<Session, Failure> {
+pub(super) async fn open(server: &Mysql) -> Result<Session, Failure> {
+    let settings = &server.settings;
     let (end, places) = (settings.connected_by(), &settings.target.places);
-    let reached = sql::reach(settings, places, end, |n, address| attempt(settings, &places[n], address));
+    let reached = sql::reach(settings, places, end, |n, address| attempt(server, &places[n], address));
     let Reached { mut session, tables } = reached.await.map_err(while_opening)?;
     let prepared = settings.in_time(end, schema::prepare(&mut session, &tables, settings.create)).await;
     prepared.map_err(while_opening)?;
@@ -37,23 +38,20 @@ pub(super) async fn open(settings: &Settings) -> Result<Session, Failure> {
 }
 
 /// What keeps each of several servers from being used; `None` for those that can be.
-pub(super) async fn try_each(settings: &Settings) -> Vec<(&Place, Option<Failure>)> {
+pub(super) async fn try_each(server: &Mysql) -> Vec<(&Place, Option<Failure>)> {
+    let settings = &server.settings;
     let end = settings.connected_by();
     let each = settings.target.places.iter().map(async |place| {
-        let reached = sql::reach_one(settings, place, end, |address| attempt(settings, place, address));
+        let reached = sql::reach_one(settings, place, end, |address| attempt(server, place, address));
         (place, reached.await.err())
     });
     futures::future::join_all(each).await
 }
 
 /// Connects, makes the settings of a session, and makes sure that the server can be used.
-async fn attempt(
-    settings: &Settings,
-    place: &Place,
-    address: Option<SocketAddr>,
-) -> Result<Reached, Failure> {
-    let opts = of_place(&settings.target.opts, place, address);
-    let mut session = Session::connect(opts, settings.reply_timeout).await.map_err(while_opening)?;
+async fn attempt(server: &Mysql, place: &Place, address: Option<SocketAddr>) -> Result<Reached, Failure> {
+    let opts = of_place(&server.settings.target.opts, place, address);
+    let mut session = Session::connect(opts, server).await.map_err(while_opening)?;
     let statements = [
         "SET SESSION TRANSACTION ISOLATION LEVEL READ COMMITTED".to_owned(),
         // Limits that a session may lift for itself are lifted: MariaDB executes the first comment, MySQL the second.

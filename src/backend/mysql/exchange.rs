@@ -2,7 +2,7 @@
 
 use std::collections::HashMap;
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use mysql_async::Row;
 
@@ -13,18 +13,31 @@ use super::statement;
 use super::view::{OwnChange, View};
 use crate::backend::ledger::{Entry, EntryKind};
 use crate::backend::records::Failure;
-use crate::backend::sql::{self, Read, Records, Stored};
+use crate::backend::sql::{self, KeyBatch, Read, Stored, Written, Wrote};
 use crate::backend::{Ledger, Stamp};
 
-type KeyBatch = sql::KeyBatch<Mysql>;
 type Changed = sql::Changed<View>;
-type Wrote = sql::Wrote<Mysql>;
-type Written = sql::Written<Mysql>;
 
-impl Records for Mysql {
+impl sql::Session for Session {
+    type Server = Mysql;
     type Effects = View;
 
+    // Long enough to last until a client's next turn, even among hundreds of clients.
+    const CONTENDED: Duration = Duration::from_secs(10);
     const JOIN_LATE: bool = true;
+
+    /// That shows when it is tried.
+    fn is_closed(&self) -> bool {
+        false
+    }
+
+    async fn probe(&mut self) -> Result<(), Failure> {
+        self.ping_if_unused().await
+    }
+
+    fn has_broken(&self) {
+        self.watch.check_now();
+    }
 
     fn run(&self, batch: &KeyBatch, ledger: &mut Ledger, stamp: Stamp) -> View {
         let is_held = |entry: &Entry| matches!(entry.kind, EntryKind::Held(_));
@@ -46,10 +59,10 @@ impl Records for Mysql {
         self.watch.note(key, version, view);
     }
 
-    async fn read(&self, session: &mut Session, batches: &[KeyBatch]) -> Result<Vec<Read>, Failure> {
+    async fn read(&mut self, batches: &[KeyBatch]) -> Result<Vec<Read>, Failure> {
         let statements = statement::read(batches.iter().map(|batch| &*batch.key));
         let asked = Instant::now();
-        let answers = session.run_in_time(&statements).await?;
+        let answers = self.run_in_time(&statements).await?;
         let [records, clock] = &answers[..] else { return Err(sql::missing()) };
         let mut records = records.rows.iter().map(stored).collect::<Result<HashMap<_, _>, _>>()?;
         let (now, floor) = time(clock)?;
@@ -58,11 +71,7 @@ impl Records for Mysql {
     }
 
     /// A single record is a transaction by itself.
-    async fn write(
-        &self,
-        session: &mut Session,
-        changed: &[(KeyBatch, Changed)],
-    ) -> Result<Vec<Wrote>, Failure> {
+    async fn write(&mut self, changed: &[(KeyBatch, Changed)]) -> Result<Vec<Wrote>, Failure> {
         let each = changed.iter().map(|(batch, record)| statement::write(&batch.key, record));
         let mut statements: Vec<_> = each.collect();
         let are_several = changed.len() > 1;
@@ -72,29 +81,29 @@ impl Records for Mysql {
             statements.push("COMMIT".to_owned());
         }
         let asked = Instant::now();
-        match session.run_in_time(&statements).await {
+        match self.run_in_time(&statements).await {
             Ok(answers) => {
                 let answers = answers.iter().skip(if are_several { 2 } else { 0 }).take(changed.len());
                 Ok(answers.map(|answer| wrote(answer, asked)).collect())
             }
-            Err(failure) if are_several => Err(roll_back(session, failure).await),
+            Err(failure) if are_several => Err(roll_back(self, failure).await),
             Err(failure) => Err(failure),
         }
     }
 
     /// Waits for the named lock of the record. Other clients may still write in between, if they do not know that the record is contended,
     /// or have waited for too long. If there are no named locks, there are no turns.
-    async fn begin_turn(&self, session: &mut Session, batch: &KeyBatch) -> Result<Option<Read>, Failure> {
+    async fn begin_turn(&mut self, key: &str) -> Result<Option<Read>, Failure> {
         if !self.watch.may_use_locks() {
             return Ok(None);
         }
         let asked = Instant::now();
-        let (answers, failure) = session.run_until_failure(&statement::read_in_turn(&batch.key)).await;
+        let (answers, failure) = self.run_until_failure(&statement::read_in_turn(key)).await;
         if let Some(failure) = failure {
             // The first two statements are about the turn. The servers of some clusters do not take part in turns.
             if answers.len() < 2 && is_declined(&failure) {
                 self.watch.give_up_locks(&failure);
-                session.run_in_time(&[statement::idle_again()]).await?;
+                self.run_in_time(&[statement::idle_again()]).await?;
                 return Ok(None);
             }
             return Err(failure);
@@ -110,23 +119,22 @@ impl Records for Mysql {
     }
 
     async fn write_in_turn(
-        &self,
-        session: &mut Session,
-        batch: &KeyBatch,
+        &mut self,
+        key: &str,
         record: &Changed,
     ) -> Result<(Wrote, Option<Failure>), Failure> {
-        let [release, idle] = statement::end_turn(&batch.key);
-        let statements = [statement::write(&batch.key, record), release, idle];
+        let [release, idle] = statement::end_turn(key);
+        let statements = [statement::write(key, record), release, idle];
         let asked = Instant::now();
-        let (answers, failure) = session.run_until_failure(&statements).await;
+        let (answers, failure) = self.run_until_failure(&statements).await;
         match answers.first() {
             Some(answer) => Ok((wrote(answer, asked), failure)),
             None => Err(failure.unwrap_or_else(sql::missing)),
         }
     }
 
-    async fn end_turn(&self, session: &mut Session, key: &str) -> Result<(), Failure> {
-        session.run_in_time(&statement::end_turn(key)).await.map(drop)
+    async fn end_turn(&mut self, key: &str) -> Result<(), Failure> {
+        self.run_in_time(&statement::end_turn(key)).await.map(drop)
     }
 }
 

@@ -1,7 +1,6 @@
 //! The server, as one client sees it.
 
 use std::sync::Arc;
-use std::time::Duration;
 
 use tokio_util::sync::CancellationToken;
 
@@ -12,17 +11,17 @@ use super::watcher::Watcher;
 use super::{check, connect};
 use crate::backend::Finding;
 use crate::backend::records::Failure;
-use crate::backend::sql::{Dialect, Server};
+use crate::backend::sql::Server;
 
 pub(super) struct Mysql {
     pub(super) settings: Settings,
     /// What this client waits for. Notified of what is read and written.
-    pub(super) watch: Watch,
+    pub(super) watch: Arc<Watch>,
 }
 
 impl Mysql {
     pub(super) fn new(settings: Settings) -> Self {
-        let watch = Watch::new(max_waiters(&settings));
+        let watch = Arc::new(Watch::new(max_waiters(&settings)));
         Self { settings, watch }
     }
 
@@ -42,26 +41,15 @@ const fn max_waiters(settings: &Settings) -> usize {
 impl Server for Mysql {
     type Target = Target;
     type Session = Session;
-
-    // Long enough to last until a client's next turn, even among hundreds of clients.
-    const CONTENDED: Duration = Duration::from_secs(10);
+    type Notifications = Watcher;
 
     fn settings(&self) -> &Settings {
         &self.settings
     }
 
     async fn open(&self) -> Result<Session, Failure> {
-        connect::open(&self.settings).await
+        connect::open(self).await
     }
-
-    /// That shows when it is tried.
-    fn is_closed(_: &Session) -> bool {
-        false
-    }
-}
-
-impl Dialect for Mysql {
-    type Notifications = Watcher;
 
     fn max_workers(&self) -> usize {
         // One connection looks.
@@ -72,17 +60,9 @@ impl Dialect for Mysql {
         Watcher::new(self, closing.clone())
     }
 
-    async fn probe(&self, session: &mut Session) -> Result<(), Failure> {
-        session.probe().await
-    }
-
-    fn has_lost_session(&self) {
-        self.watch.check_now();
-    }
-
     async fn findings(&self) -> Result<Vec<Finding>, Failure> {
         let mut findings = check::findings(&mut self.open().await?).await?;
-        findings.extend(check::servers(&self.settings).await);
+        findings.extend(check::servers(self).await);
         Ok(findings)
     }
 }

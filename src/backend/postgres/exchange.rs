@@ -2,7 +2,7 @@
 
 use std::collections::HashMap;
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use futures::future::{join, join3};
 use tokio_postgres::Row;
@@ -13,13 +13,10 @@ use super::session::{Parameter, Session, value};
 use super::statement::Sql;
 use super::text::{escape, unescape};
 use crate::backend::records::Failure;
-use crate::backend::sql::{self, Read, Records, Stored};
+use crate::backend::sql::{self, KeyBatch, Read, Stored, Written, Wrote};
 use crate::backend::{Event, Ledger, Stamp};
 
-type KeyBatch = sql::KeyBatch<Postgres>;
 type Changed = sql::Changed<Messages>;
-type Wrote = sql::Wrote<Postgres>;
-type Written = sql::Written<Postgres>;
 
 /// The events to send with a change, each with the channel of its client.
 #[derive(Default)]
@@ -28,10 +25,23 @@ pub(super) struct Messages {
     texts: Vec<String>,
 }
 
-impl Records for Postgres {
+impl sql::Session for Session {
+    type Server = Postgres;
     type Effects = Messages;
 
+    const CONTENDED: Duration = Duration::from_secs(1);
     const JOIN_LATE: bool = false;
+
+    fn is_closed(&self) -> bool {
+        self.has_ended()
+    }
+
+    /// That it has ended is noticed at once.
+    async fn probe(&mut self) -> Result<(), Failure> {
+        Ok(())
+    }
+
+    fn has_broken(&self) {}
 
     fn run(&self, batch: &KeyBatch, ledger: &mut Ledger, stamp: Stamp) -> Messages {
         let events = batch.tasks.iter().flat_map(|task| task.run(ledger, stamp));
@@ -45,9 +55,9 @@ impl Records for Postgres {
 
     fn note(&self, _: &Arc<str>, _: Option<i64>, _: Messages) {}
 
-    async fn read(&self, session: &mut Session, batches: &[KeyBatch]) -> Result<Vec<Read>, Failure> {
+    async fn read(&mut self, batches: &[KeyBatch]) -> Result<Vec<Read>, Failure> {
         let asked = Instant::now();
-        let rows = session.within(read(session, batches)).await?;
+        let rows = self.within(read(self, batches)).await?;
         let read = |row: &Row| {
             let (version, doc) = (value::<Option<_>>(row, 1)?, value::<Option<&str>>(row, 2)?);
             let stored = version.zip(doc).map(|(version, doc)| stored(version, doc));
@@ -56,42 +66,37 @@ impl Records for Postgres {
         rows.iter().map(read).collect()
     }
 
-    async fn write(
-        &self,
-        session: &mut Session,
-        changed: &[(KeyBatch, Changed)],
-    ) -> Result<Vec<Wrote>, Failure> {
+    async fn write(&mut self, changed: &[(KeyBatch, Changed)]) -> Result<Vec<Wrote>, Failure> {
         if let [(batch, record)] = changed {
-            return Ok(vec![session.within(write_one(session, batch, record)).await?]);
+            return Ok(vec![self.within(write_one(self, &batch.key, record)).await?]);
         }
-        session.within(write_several(session, changed)).await
+        self.within(write_several(self, changed)).await
     }
 
     /// Locks the record.
-    async fn begin_turn(&self, session: &mut Session, batch: &KeyBatch) -> Result<Option<Read>, Failure> {
-        session.within(lock_and_read(session, batch)).await.map(Some)
+    async fn begin_turn(&mut self, key: &str) -> Result<Option<Read>, Failure> {
+        self.within(lock_and_read(self, key)).await.map(Some)
     }
 
     async fn write_in_turn(
-        &self,
-        session: &mut Session,
-        batch: &KeyBatch,
+        &mut self,
+        key: &str,
         record: &Changed,
     ) -> Result<(Wrote, Option<Failure>), Failure> {
         let written = async {
-            let (wrote, committed) = join(write_one(session, batch, record), session.execute("COMMIT")).await;
+            let (wrote, committed) = join(write_one(self, key, record), self.execute("COMMIT")).await;
             let wrote = wrote?;
             committed.map(|()| wrote)
         };
-        Ok(match session.within(written).await? {
+        Ok(match self.within(written).await? {
             Wrote::Nothing => (Wrote::Nothing, None),
             // Another client is likely to change it before this one does again.
             Wrote::Stored(_) => (Wrote::Stored(None), None),
         })
     }
 
-    async fn end_turn(&self, session: &mut Session, _: &str) -> Result<(), Failure> {
-        session.within(session.execute("ROLLBACK")).await
+    async fn end_turn(&mut self, _: &str) -> Result<(), Failure> {
+        self.within(self.execute("ROLLBACK")).await
     }
 }
 
@@ -131,9 +136,9 @@ async fn write_several(session: &Session, changed: &[(KeyBatch, Changed)]) -> Re
     each.collect()
 }
 
-async fn write_one(session: &Session, batch: &KeyBatch, record: &Changed) -> Result<Wrote, Failure> {
+async fn write_one(session: &Session, key: &str, record: &Changed) -> Result<Wrote, Failure> {
     let Changed { version, now, until, doc, effects: Messages { channels, texts } } = record;
-    let (key, doc, asked) = (escape(&batch.key), escape(doc), Instant::now());
+    let (key, doc, asked) = (escape(key), escape(doc), Instant::now());
     let rows = match version {
         // A record that did not exist has no waiters, so there are no events to send.
         None => session.rows(Sql::Insert, &[&key, &doc, now]).await?,
@@ -153,9 +158,9 @@ fn wrote(row: Option<&Row>, column: usize, asked: Instant) -> Result<Wrote, Fail
 }
 
 /// The record, and the time after it was locked.
-async fn lock_and_read(session: &Session, batch: &KeyBatch) -> Result<Read, Failure> {
+async fn lock_and_read(session: &Session, key: &str) -> Result<Read, Failure> {
     session.prepare([Sql::Lock, Sql::Clock, Sql::Update, Sql::UpdateAndTell, Sql::Insert]).await?;
-    let (key, asked) = (escape(&batch.key), Instant::now());
+    let (key, asked) = (escape(key), Instant::now());
     let (begun, record, clock) =
         join3(session.execute("BEGIN"), session.rows(Sql::Lock, &[&key]), session.rows(Sql::Clock, &[]))
             .await;

@@ -61,12 +61,12 @@ impl PoolerCheck {
 
     /// The session that has listened, unless it has been used or closed.
     pub(super) fn unused_listening(&self) -> Option<Listening> {
-        self.listening.lock().take().filter(|unused| !unused.session.is_closed())
+        self.listening.lock().take().filter(|unused| !unused.session.has_ended())
     }
 
     /// The other session, unless it has been used or closed.
     pub(super) fn unused(&self) -> Option<Session> {
-        self.other.lock().take().filter(|unused| !unused.is_closed())
+        self.other.lock().take().filter(|unused| !unused.has_ended())
     }
 }
 

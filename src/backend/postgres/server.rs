@@ -1,7 +1,6 @@
 //! The server, as one client sees it: opening sessions that can be used, within the time limit, and after a test for a pooler.
 
 use std::sync::Arc;
-use std::time::Duration;
 
 use tokio_util::sync::CancellationToken;
 
@@ -13,7 +12,7 @@ use super::session::{Listening, Session};
 use super::settings::{Settings, Target};
 use crate::backend::Finding;
 use crate::backend::records::Failure;
-use crate::backend::sql::{Dialect, Server};
+use crate::backend::sql::Server;
 
 /// Opens the sessions of a client.
 pub(super) struct Postgres {
@@ -46,8 +45,7 @@ impl Postgres {
 impl Server for Postgres {
     type Target = Target;
     type Session = Session;
-
-    const CONTENDED: Duration = Duration::from_secs(1);
+    type Notifications = Listener;
 
     fn settings(&self) -> &Settings {
         &self.settings
@@ -68,14 +66,6 @@ impl Server for Postgres {
         Ok(session)
     }
 
-    fn is_closed(session: &Session) -> bool {
-        session.is_closed()
-    }
-}
-
-impl Dialect for Postgres {
-    type Notifications = Listener;
-
     fn max_workers(&self) -> usize {
         // One connection is for notifications.
         self.settings.max_connections - 1
@@ -84,13 +74,6 @@ impl Dialect for Postgres {
     fn notifications(self: Arc<Self>, _: &CancellationToken) -> Listener {
         Listener::new(self)
     }
-
-    /// That a session has ended is noticed at once.
-    async fn probe(&self, _: &mut Session) -> Result<(), Failure> {
-        Ok(())
-    }
-
-    fn has_lost_session(&self) {}
 
     async fn findings(&self) -> Result<Vec<Finding>, Failure> {
         let session = self.open().await?;

@@ -148,7 +148,7 @@ impl Session {
         timeout(limit, exchange).await.unwrap_or_else(|_| Err(Failure::timed_out(limit)))
     }
 
-    pub(super) fn is_closed(&self) -> bool {
+    pub(super) fn has_ended(&self) -> bool {
         self.client.is_closed()
     }
 }

@@ -11,9 +11,6 @@ const PURGE_INTERVAL: Duration = Duration::from_secs(1);
 
 /// A record as this client last wrote it. Unless another client changes it, it need not be read again.
 pub(in crate::backend) trait Cached: Send + 'static {
-    /// How long a record counts as contended after another client has changed it first.
-    const CONTENDED: Duration = Duration::from_secs(1);
-
     /// Whether it may still be used.
     fn is_recent(&self) -> bool;
 }

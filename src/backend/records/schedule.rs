@@ -4,7 +4,7 @@
 use std::collections::{HashMap, VecDeque};
 use std::mem;
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
 use tokio::sync::Notify;
@@ -21,6 +21,8 @@ const MAX_CONTENDED: usize = 256;
 
 pub(in crate::backend) struct Schedule<R> {
     state: Mutex<State<R>>,
+    /// How long a record counts as contended after another client has changed it first.
+    contended: Duration,
     /// Notified when there may be something to do, and when there will be nothing more.
     changed: Notify,
 }
@@ -47,7 +49,7 @@ struct Queue {
 
 impl<R> Default for Schedule<R> {
     fn default() -> Self {
-        Self { state: Mutex::default(), changed: Notify::new() }
+        Self::with_contended(Duration::from_secs(1))
     }
 }
 
@@ -62,6 +64,13 @@ impl<R> Default for State<R> {
             written: Cache::default(),
             is_closed: false,
         }
+    }
+}
+
+impl<R> Schedule<R> {
+    /// A record counts as contended for this long after another client has changed it first.
+    pub(in crate::backend) fn with_contended(contended: Duration) -> Self {
+        Self { state: Mutex::default(), contended, changed: Notify::new() }
     }
 }
 
@@ -150,7 +159,7 @@ impl<R: Cached> Schedule<R> {
         };
         // First, so that callers can submit their next change before the key becomes free: that change is then already queued.
         tasks.iter().for_each(|task| task.finish(outcome.map_err(BackendError::clone)));
-        self.state.lock().put_back(batch, &done);
+        self.state.lock().put_back(batch, &done, self.contended);
         self.changed.notify_one();
     }
 
@@ -232,7 +241,7 @@ impl<R: Cached> State<R> {
         Some(KeyBatch { key, tasks, must_write: queue.must_write, tries: queue.tries, written })
     }
 
-    fn put_back(&mut self, batch: KeyBatch<R>, done: &Done) {
+    fn put_back(&mut self, batch: KeyBatch<R>, done: &Done, contended: Duration) {
         let KeyBatch { key, tasks, tries, written, .. } = batch;
         if let (Done::Finished, Some(written)) = (done, written) {
             self.written.insert(&key, written);
@@ -250,7 +259,7 @@ impl<R: Cached> State<R> {
         }
         let (is_idle, is_known) = (queue.tasks.is_empty(), queue.must_write);
         if matches!(done, Done::Conflict) {
-            self.mark_contended(&key);
+            self.mark_contended(&key, contended);
         }
         if !is_idle {
             self.make_ready(key);
@@ -259,12 +268,12 @@ impl<R: Cached> State<R> {
         }
     }
 
-    fn mark_contended(&mut self, key: &Arc<str>) {
+    fn mark_contended(&mut self, key: &Arc<str>, contended: Duration) {
         let now = Instant::now();
         if self.contended_until.len() >= MAX_CONTENDED {
             self.contended_until.retain(|_, until| *until > now);
         }
-        self.contended_until.insert(Arc::clone(key), now + R::CONTENDED);
+        self.contended_until.insert(Arc::clone(key), now + contended);
     }
 }
 

@@ -43,6 +43,7 @@ impl Connection for Fake {
     type Written = ();
 
     const SWEEP_INTERVAL: Duration = Duration::from_secs(3600);
+    const CONTENDED: Duration = Duration::from_secs(1);
 
     async fn open(server: &Arc<Server>) -> Result<Self, Failure> {
         let limit = server.limit.load(Ordering::SeqCst);
@@ -58,7 +59,7 @@ impl Connection for Fake {
         self.is_closed
     }
 
-    async fn carry_out(&mut self, round: Round<()>) -> Outcome<()> {
+    async fn carry_out(&mut self, round: Round<()>, _: &Schedule<()>) -> Outcome<()> {
         *self.server.used.lock().entry(self.id).or_default() += 1;
         let batches = round.into_batches();
         if self.id < self.server.dead.load(Ordering::SeqCst) {

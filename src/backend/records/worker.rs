@@ -142,12 +142,13 @@ impl<C: Connection> Worker<C> {
             return self.give_up(round, failure, begun);
         }
         let begun = Instant::now();
+        let workers = Arc::clone(&self.workers);
         let connection = match self.connect().await {
             Ok(connection) => connection,
             Err(failure) => return self.give_up(round, failure, begun),
         };
         let sent = Instant::now();
-        let (batches, failure) = connection.carry_out(round).await;
+        let (batches, failure) = connection.carry_out(round, &workers.schedule).await;
         let has_failed = batches.iter().any(|(_, done)| matches!(done, Done::Failed { .. }));
         match failure {
             None => self.has_answered(),

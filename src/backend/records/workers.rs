@@ -32,14 +32,18 @@ pub(in crate::backend) trait Connection: Sized + Send + Sync + 'static {
 
     /// How often idle records are looked for.
     const SWEEP_INTERVAL: Duration;
+    /// How long a record counts as contended after another client has changed it first.
+    const CONTENDED: Duration;
 
     fn open(settings: &Self::Settings) -> impl Future<Output = Result<Self, Failure>> + Send;
 
     fn is_closed(&self) -> bool;
 
+    /// Changes that are requested in the meantime are in the schedule.
     fn carry_out(
         &mut self,
         round: Round<Self::Written>,
+        schedule: &Schedule<Self::Written>,
     ) -> impl Future<Output = Outcome<Self::Written>> + Send;
 
     /// Removes records that nobody has used for a day.
@@ -73,8 +77,8 @@ impl<C: Connection> Workers<C> {
         health: Arc<Health>,
         runtime: Handle,
     ) -> Self {
-        let (schedule, crew, ended) = Default::default();
-        let (was_reached, closing) = Default::default();
+        let (crew, ended, was_reached, closing) = Default::default();
+        let schedule = Schedule::with_contended(C::CONTENDED);
         Self { settings, max, time_limit, health, schedule, runtime, crew, was_reached, closing, ended }
     }
 

@@ -5,12 +5,11 @@
 //! | `settings` | the settings that both have, and their bounds |
 //! | `reach` | trying all servers, and all addresses of each |
 //! | `store` | the connections of a client, as a `LedgerStore` |
-//! | `worker` | a connection for changes |
 //! | `notifier` | the connection through which a client learns that it is next |
 //! | `exchange`, `record` | changing records, optimistically, or in turns if they are contended; a record as it is read, changed and written |
 //! | `sweep` | records that nobody has used for a day |
 //!
-//! What a database does in its own way, it does as a [`Dialect`]. In which order changes are carried out, and by which connection, is in
+//! What a database does in its own way, it does as a [`Server`] with [`Session`]s and [`Notifications`]. In which order changes are carried out, and by which connection, is in
 //! `backend::records`.
 //!
 //! All connections run on the crate's own thread, so leases are kept regardless of what the application's runtimes do.
@@ -27,39 +26,18 @@ mod record;
 mod settings;
 mod store;
 mod sweep;
-mod worker;
-
-use std::time::Duration;
 
 use super::Finding;
 use super::records::Failure;
 use super::state::Severity;
 
-pub(super) use exchange::{KeyBatch, Records, Wrote};
+pub(super) use exchange::{KeyBatch, Session, Wrote};
 pub(super) use notifier::Notifications;
 pub(super) use reach::{Host, Place, reach, reach_one};
 pub(super) use record::{Changed, Read, Stored, Written};
 pub(super) use settings::Settings;
-pub(super) use store::{Dialect, Store};
+pub(super) use store::{Server, Store};
 pub(super) use sweep::Sweep;
-
-/// A server, as one client sees it.
-pub(super) trait Server: Sized + Send + Sync + 'static {
-    /// What is connected to, and how.
-    type Target: Send + Sync + 'static;
-    /// A session whose settings are made, and which can use the tables. Everything on it has a time limit.
-    type Session: Send + Sync + 'static;
-
-    /// How long a record counts as contended after another client has changed it first.
-    const CONTENDED: Duration;
-
-    fn settings(&self) -> &Settings<Self::Target>;
-
-    fn open(&self) -> impl Future<Output = Result<Self::Session, Failure>> + Send;
-
-    /// Whether it is known to have ended.
-    fn is_closed(session: &Self::Session) -> bool;
-}
 
 /// Why there is an answer with too little in it.
 pub(super) fn missing() -> Failure {

@@ -1,10 +1,8 @@
 //! A record as it is read (or cached), changed and written.
 
-use std::marker::PhantomData;
 use std::time::{Duration, Instant};
 
-use super::Server;
-use super::exchange::{KeyBatch, Records};
+use super::exchange::{KeyBatch, Session};
 use crate::backend::records::Cached;
 use crate::backend::{BackendError, Ledger, Stamp};
 
@@ -81,11 +79,11 @@ impl Read {
     }
 
     /// Runs the changes of a batch.
-    pub(super) fn change<D: Records>(
+    pub(super) fn change<S: Session>(
         self,
-        server: &D,
-        batch: &KeyBatch<D>,
-    ) -> Result<Next<D::Effects>, BackendError> {
+        session: &S,
+        batch: &KeyBatch,
+    ) -> Result<Next<S::Effects>, BackendError> {
         let Self { now, late, until, stored, floor, .. } = self;
         let mut ledger = match &stored {
             Some(stored) => stored.ledger()?,
@@ -96,7 +94,7 @@ impl Read {
         let micros = |time: i64| u64::try_from(time).unwrap_or(0);
         let floor = micros(floor).saturating_add(1);
         let stamp = Stamp::new(micros(now), micros(late), micros(now).max(floor));
-        let effects = server.run(batch, &mut ledger, stamp);
+        let effects = session.run(batch, &mut ledger, stamp);
         let doc = ledger.to_string();
         let is_same = match &stored {
             Some(stored) => stored.doc == doc.as_bytes(),
@@ -104,7 +102,7 @@ impl Read {
             None => ledger.last_number() == 0,
         };
         let version = stored.map(|stored| stored.version);
-        if is_same && !batch.must_write && !D::must_be_told(&effects) {
+        if is_same && !batch.must_write && !S::must_be_told(&effects) {
             return Ok(Next::Keep(version, effects));
         }
         Ok(Next::Write(Changed { version, now, until, doc, effects }))
@@ -112,20 +110,19 @@ impl Read {
 }
 
 /// A record that this client has written. As long as nobody else changes it, it need not be read again.
-pub(in crate::backend) struct Written<D> {
+pub(in crate::backend) struct Written {
     pub(super) version: i64,
     doc: String,
     /// The server's clock after the write, and when this client sent the write and received the answer.
     now: i64,
     asked: Instant,
     heard: Instant,
-    server: PhantomData<fn() -> D>,
 }
 
-impl<D> Written<D> {
+impl Written {
     /// As this version, when the server's clock said `now`. The record itself is added to it.
     pub(in crate::backend) fn new(version: i64, now: i64, asked: Instant) -> Self {
-        Self { version, doc: String::new(), now, asked, heard: Instant::now(), server: PhantomData }
+        Self { version, doc: String::new(), now, asked, heard: Instant::now() }
     }
 
     pub(super) fn of(self, doc: String) -> Self {
@@ -146,9 +143,7 @@ fn later(time: i64, since: Instant) -> i64 {
     time.saturating_add(i64::try_from(since.elapsed().as_micros()).unwrap_or(i64::MAX))
 }
 
-impl<D: Server> Cached for Written<D> {
-    const CONTENDED: Duration = D::CONTENDED;
-
+impl Cached for Written {
     fn is_recent(&self) -> bool {
         self.asked.elapsed() < MAX_AGE
     }

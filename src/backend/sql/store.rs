@@ -2,7 +2,7 @@
 
 use std::fmt;
 use std::io;
-use std::sync::{Arc, Weak};
+use std::sync::Arc;
 
 use futures::StreamExt;
 use futures::future::join;
@@ -11,48 +11,48 @@ use tokio::runtime::Handle;
 use tokio_util::sync::CancellationToken;
 use uuid::Uuid;
 
-use super::exchange::Records;
+use super::exchange::Session;
 use super::notifier::{Notifications, Notifier};
-use super::sweep::Sweep;
-use super::worker::{Opening, Worker};
+use super::settings::Settings;
 use crate::backend::records::{Failure, Health, Workers};
 use crate::backend::{BackendError, Capabilities, Event, Finding, Ledger, LedgerStore, Stamp, StoreState};
 use crate::background;
 use crate::runtime::spawn_on;
 
-/// What a database does in its own way.
-pub(in crate::backend) trait Dialect: Records + Sweep {
+/// A server, as one client sees it.
+pub(in crate::backend) trait Server: Sized + Send + Sync + 'static {
+    /// What is connected to, and how.
+    type Target;
+    type Session: Session<Server = Self>;
     type Notifications: Notifications;
+
+    fn settings(&self) -> &Settings<Self::Target>;
 
     /// How many connections are for changes at most.
     fn max_workers(&self) -> usize;
 
+    fn open(&self) -> impl Future<Output = Result<Self::Session, Failure>> + Send;
+
     /// What the client learns through its other connection, or connections, until it is `closing`.
     fn notifications(self: Arc<Self>, closing: &CancellationToken) -> Self::Notifications;
-
-    /// Tries a session before something is written on it, if it has not been used for so long that it may have ended unnoticed.
-    fn probe(&self, session: &mut Self::Session) -> impl Future<Output = Result<(), Failure>> + Send;
-
-    /// A connection for changes was lost.
-    fn has_lost_session(&self);
 
     /// What the user of the server should know about it.
     fn findings(&self) -> impl Future<Output = Result<Vec<Finding>, Failure>> + Send;
 }
 
 /// A table of a database.
-pub(in crate::backend) struct Store<D: Dialect> {
+pub(in crate::backend) struct Store<V: Server> {
     capabilities: Capabilities,
-    server: Arc<D>,
+    server: Arc<V>,
     health: Arc<Health>,
-    workers: Arc<Workers<Worker<D>>>,
-    notifier: Arc<Notifier<D::Notifications>>,
+    workers: Arc<Workers<V::Session>>,
+    notifier: Arc<Notifier<V::Notifications>>,
     runtime: Handle,
 }
 
-impl<D: Dialect> Store<D> {
+impl<V: Server> Store<V> {
     /// Prepares everything; the connections are opened when they are needed.
-    pub(in crate::backend) fn start(server: D) -> io::Result<Self> {
+    pub(in crate::backend) fn start(server: V) -> io::Result<Self> {
         let (runtime, server) = (background::handle()?, Arc::new(server));
         let settings = server.settings();
         let health = Arc::new(Health::new(settings.address.clone()));
@@ -60,15 +60,12 @@ impl<D: Dialect> Store<D> {
         // The whole queue is in the record.
         capabilities.constant_work = false;
         let time_limit = settings.connect_timeout + settings.reply_timeout;
-        let workers = Arc::new_cyclic(|workers| {
-            let opening = Opening { server: Arc::clone(&server), workers: Weak::clone(workers) };
-            let max = server.max_workers();
-            Workers::new(Arc::new(opening), max, time_limit, Arc::clone(&health), runtime.clone())
-        });
+        let (max, health_of) = (server.max_workers(), Arc::clone(&health));
+        let workers = Workers::new(Arc::clone(&server), max, time_limit, health_of, runtime.clone());
         let closing = CancellationToken::new();
         let notifications = Arc::clone(&server).notifications(&closing);
         let notifier = Arc::new(Notifier::new(notifications, Arc::clone(&health), closing));
-        Ok(Self { capabilities, server, health, workers, notifier, runtime })
+        Ok(Self { capabilities, server, health, workers: Arc::new(workers), notifier, runtime })
     }
 
     /// Returns when both connections have been opened.
@@ -87,7 +84,7 @@ impl<D: Dialect> Store<D> {
     }
 }
 
-impl<D: Dialect> LedgerStore for Store<D> {
+impl<V: Server> LedgerStore for Store<V> {
     fn transact<T: Send + 'static>(
         &self,
         keys: &[Arc<str>],
@@ -143,13 +140,13 @@ impl<D: Dialect> LedgerStore for Store<D> {
     }
 }
 
-impl<D: Dialect> Drop for Store<D> {
+impl<V: Server> Drop for Store<V> {
     fn drop(&mut self) {
         self.stop();
     }
 }
 
-impl<D: Dialect> fmt::Debug for Store<D> {
+impl<V: Server> fmt::Debug for Store<V> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Store").field("address", &self.health.address()).finish_non_exhaustive()
     }

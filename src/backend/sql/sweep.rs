@@ -2,7 +2,6 @@
 
 use std::time::Duration;
 
-use super::Server;
 use super::record::Stored;
 use crate::backend::Stamp;
 use crate::backend::records::Failure;
@@ -14,42 +13,36 @@ const INTERVAL_MICROS: i64 = INTERVAL.as_micros() as i64;
 const IDLE_MICROS: i64 = 24 * INTERVAL_MICROS;
 
 /// How unused records are found and removed. All times are in microseconds, by the server's clock.
-pub(in crate::backend) trait Sweep: Server {
+pub(in crate::backend) trait Sweep: Sized + Send + Sync + 'static {
     /// As it is in the table.
     type Key: Clone + Default + Send + Sync;
 
     /// Begins, unless another client has done so within this time. Returns the time.
-    fn begin_sweep(
-        &self,
-        session: &mut Self::Session,
-        interval: i64,
-    ) -> impl Future<Output = Result<Option<i64>, Failure>> + Send;
+    fn begin_sweep(&mut self, interval: i64) -> impl Future<Output = Result<Option<i64>, Failure>> + Send;
 
     /// Some of the records that nobody has written since a time, in the order of their keys, after a key.
     fn idle(
-        &self,
-        session: &mut Self::Session,
+        &mut self,
         after: &Self::Key,
         before: i64,
     ) -> impl Future<Output = Result<Vec<(Self::Key, Stored)>, Failure>> + Send;
 
     /// Removes those of these records that are still of these versions, which have issued no number above this one.
     fn remove(
-        &self,
-        session: &mut Self::Session,
+        &mut self,
         records: &[(Self::Key, i64)],
         floor: i64,
     ) -> impl Future<Output = Result<(), Failure>> + Send;
 }
 
 /// Removes unused records, unless another client has done so within the last hour.
-pub(super) async fn sweep<D: Sweep>(server: &D, session: &mut D::Session) -> Result<(), Failure> {
-    let Some(now) = server.begin_sweep(session, INTERVAL_MICROS).await? else { return Ok(()) };
+pub(super) async fn sweep<S: Sweep>(session: &mut S) -> Result<(), Failure> {
+    let Some(now) = session.begin_sweep(INTERVAL_MICROS).await? else { return Ok(()) };
     let micros = u64::try_from(now).unwrap_or(0);
-    let mut after = D::Key::default();
+    let mut after = S::Key::default();
     loop {
         // The version of a record is the time when it was written.
-        let found = server.idle(session, &after, now - IDLE_MICROS).await?;
+        let found = session.idle(&after, now - IDLE_MICROS).await?;
         let Some((last, _)) = found.last() else { return Ok(()) };
         after = last.clone();
         let (mut unused, mut floor) = (Vec::new(), 0);
@@ -62,7 +55,7 @@ pub(super) async fn sweep<D: Sweep>(server: &D, session: &mut D::Session) -> Res
             }
         }
         if !unused.is_empty() {
-            server.remove(session, &unused, floor).await?;
+            session.remove(&unused, floor).await?;
         }
     }
 }
