@@ -51,10 +51,6 @@ impl sql::Session for Session {
         View { own: Some(OwnChange { held_before, asked }), ..View::of(ledger, self.watch.client()) }
     }
 
-    fn must_be_told(_: &View) -> bool {
-        false
-    }
-
     fn note(&self, key: &Arc<str>, version: Option<i64>, view: View) {
         self.watch.note(key, version, view);
     }

@@ -1,7 +1,6 @@
 //! Reading and writing records: many with one statement, a contended one in a transaction that locks it.
 
 use std::collections::HashMap;
-use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use futures::future::{join, join3};
@@ -32,16 +31,10 @@ impl sql::Session for Session {
     const CONTENDED: Duration = Duration::from_secs(1);
     const JOIN_LATE: bool = false;
 
+    /// That it has ended is noticed at once.
     fn is_closed(&self) -> bool {
         self.has_ended()
     }
-
-    /// That it has ended is noticed at once.
-    async fn probe(&mut self) -> Result<(), Failure> {
-        Ok(())
-    }
-
-    fn has_broken(&self) {}
 
     fn run(&self, batch: &KeyBatch, ledger: &mut Ledger, stamp: Stamp) -> Messages {
         let events = batch.tasks.iter().flat_map(|task| task.run(ledger, stamp));
@@ -52,8 +45,6 @@ impl sql::Session for Session {
     fn must_be_told(messages: &Messages) -> bool {
         !messages.texts.is_empty()
     }
-
-    fn note(&self, _: &Arc<str>, _: Option<i64>, _: Messages) {}
 
     async fn read(&mut self, batches: &[KeyBatch]) -> Result<Vec<Read>, Failure> {
         let asked = Instant::now();

@@ -93,8 +93,6 @@ impl Notifications for Listener {
             }
         }
     }
-
-    fn has_ended(&self) {}
 }
 
 impl Listener {

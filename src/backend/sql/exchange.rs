@@ -1,5 +1,6 @@
 //! Changing records: uncontended ones by reading them and writing those that no other client has changed, a contended one in its turn.
 
+use std::future::ready;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -42,19 +43,23 @@ pub(in crate::backend) trait Session: Sweep {
     fn is_closed(&self) -> bool;
 
     /// Tries it before something is written, if it has not been used for so long that it may have ended unnoticed.
-    fn probe(&mut self) -> impl Future<Output = Result<(), Failure>> + Send;
+    fn probe(&mut self) -> impl Future<Output = Result<(), Failure>> + Send {
+        ready(Ok(()))
+    }
 
     /// Notified that it is of no use any more.
-    fn has_broken(&self);
+    fn has_broken(&self) {}
 
     /// Runs the changes of a batch.
     fn run(&self, batch: &KeyBatch, ledger: &mut Ledger, stamp: Stamp) -> Self::Effects;
 
     /// Whether the record must be written even if it stays the same, because it is written together with messages.
-    fn must_be_told(effects: &Self::Effects) -> bool;
+    fn must_be_told(_: &Self::Effects) -> bool {
+        false
+    }
 
     /// Notified of what is known of a record after a change: its version, if it is known, and what the change means.
-    fn note(&self, key: &Arc<str>, version: Option<i64>, effects: Self::Effects);
+    fn note(&self, _: &Arc<str>, _: Option<i64>, _: Self::Effects) {}
 
     /// The records of these batches, in one exchange and in their order.
     fn read(&mut self, batches: &[KeyBatch]) -> impl Future<Output = Result<Vec<Read>, Failure>> + Send;

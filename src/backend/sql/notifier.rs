@@ -34,7 +34,7 @@ pub(in crate::backend) trait Notifications: Send + Sync + 'static {
     fn drive(&self, connection: Self::Connection) -> impl Future<Output = Failure> + Send;
 
     /// There is no connection any more.
-    fn has_ended(&self);
+    fn has_ended(&self) {}
 }
 
 pub(super) struct Notifier<N> {
