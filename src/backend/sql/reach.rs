@@ -72,10 +72,10 @@ pub(in crate::backend) async fn reach_one<S, T, F>(
 where
     F: Future<Output = Result<T, Failure>>,
 {
-    let limit = end.saturating_duration_since(Instant::now());
     let addresses = match &place.host {
         Host::Name(host) => {
             let resolved = timeout_at(end, dial::resolve(host, place.port)).await;
+            let limit = settings.connect_timeout;
             let late = |_| Failure::unavailable(format!("`{place}` was not resolved within {limit:?}"));
             resolved.map_err(late)?.map_err(|error| Failure::unavailable(error.to_string()))?
         }
