@@ -80,6 +80,8 @@ mod records;
 pub(crate) mod redis;
 #[cfg(feature = "_redis")]
 pub(crate) mod redlock;
+#[cfg(any(feature = "mysql", feature = "postgres"))]
+mod sql;
 #[cfg(feature = "sqlite")]
 pub(crate) mod sqlite;
 pub(crate) mod state;

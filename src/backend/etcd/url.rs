@@ -3,11 +3,17 @@
 use percent_encoding::percent_decode_str;
 
 use super::settings::{Login, Settings, is_endpoint};
-use crate::backend::url_parts::{check_at_signs, duration, invalid, options, unknown_option};
+use crate::backend::url_parts::{Options, UrlOption, check_at_signs, invalid, set};
 use crate::error::Error;
 
 const PORT: u16 = 2379;
-const OPTIONS: &[&str] = &["prefix", "connect_timeout", "reply_timeout"];
+const OPTIONS: &[UrlOption<Settings>] = &[
+    set(&["prefix"], |settings, value| Ok(Settings { prefix: decode(value.text)?, ..settings })),
+    set(&["connect_timeout"], |settings, value| {
+        Ok(Settings { connect_timeout: value.duration()?, ..settings })
+    }),
+    set(&["reply_timeout"], |settings, value| Ok(Settings { reply_timeout: value.duration()?, ..settings })),
+];
 const SHAPE: &str = "it is not of the form `etcd://[user:password@]host[:port][,host[:port]...][?option=value&...]`, with special \
      characters percent-encoded";
 
@@ -29,9 +35,8 @@ pub(super) fn parse(url: &str) -> Result<Settings, Error> {
         return Err(invalid("it names no host"));
     }
     let endpoints: Result<Vec<_>, _> = hosts.split(',').map(endpoint).collect();
-    let mut settings = Settings { login, is_encrypted, ..Settings::new(endpoints?) };
-    options(query).try_for_each(|(name, value)| set(&mut settings, name, value))?;
-    Ok(settings)
+    let settings = Settings { login, is_encrypted, ..Settings::new(endpoints?) };
+    Options::of(query, OPTIONS)?.set(settings)
 }
 
 fn read_login(login: &str) -> Result<Login, Error> {
@@ -61,21 +66,17 @@ fn decode(text: &str) -> Result<String, Error> {
     Ok(decoded.into_owned())
 }
 
-fn set(settings: &mut Settings, name: &str, value: &str) -> Result<(), Error> {
-    match name {
-        "prefix" => settings.prefix = decode(value)?,
-        "connect_timeout" => settings.connect_timeout = duration(name, value)?,
-        "reply_timeout" => settings.reply_timeout = duration(name, value)?,
-        _ => return Err(unknown_option(name, OPTIONS)),
-    }
-    Ok(())
-}
-
 #[cfg(test)]
 mod tests {
     use std::time::Duration;
 
     use super::*;
+    use crate::backend::url_parts::documentation::assert_documented;
+
+    #[test]
+    fn every_option_is_documented() {
+        assert_documented(OPTIONS, include_str!("../../../docs/etcd.md"));
+    }
 
     #[test]
     fn a_url_is_read_and_shown_without_credentials() {

@@ -1,17 +1,17 @@
 //! Making a client: its settings, and connecting.
 
 use std::collections::HashMap;
-use std::sync::Arc;
 use std::time::Duration;
 
 use mysql_async::{Opts, OptsBuilder, Pool};
 use tokio::time::timeout;
 
+use super::MysqlBackend;
+use super::server::Mysql;
 use super::settings::{MysqlPush, Settings};
-use super::watch::Watch;
-use super::{MysqlBackend, MysqlStore};
 use crate::backend::LedgerBackend;
 use crate::backend::records::{Failure, TIMEOUT};
+use crate::backend::sql::Store;
 use crate::backend::tls::TlsOptions;
 use crate::error::Error;
 
@@ -49,7 +49,7 @@ impl MysqlBuilder {
             .wait_timeout(Some(0))
             .connect_attributes(attributes)
             .into();
-        Self { settings: Settings::new(opts) }
+        Self { settings: Settings::of(opts) }
     }
 
     pub(super) async fn of_pool(pool: &Pool) -> Result<Self, Error> {
@@ -66,7 +66,7 @@ impl MysqlBuilder {
 
     pub(super) fn of_url(opts: Opts) -> Self {
         let mut builder = Self::new(opts);
-        builder.settings.is_tls_of_url = builder.settings.opts.ssl_opts().is_some();
+        builder.settings.target.is_tls_of_url = builder.settings.target.opts.ssl_opts().is_some();
         builder
     }
 
@@ -100,7 +100,7 @@ impl MysqlBuilder {
     ///
     /// Default: [`MysqlPush::GetLock`].
     pub fn push(mut self, push: MysqlPush) -> Self {
-        self.settings.push = push;
+        self.settings.target.push = push;
         self
     }
 
@@ -146,12 +146,9 @@ impl MysqlBuilder {
     /// [`Error::InvalidArgument`] if a setting is out of bounds, or no database is given; [`Error::Unsupported`] if TLS is required, and
     /// this build lacks it; [`Error::StoreUnavailable`] if the crate's own thread cannot be started.
     pub fn connect_lazy(self) -> Result<MysqlBackend, Error> {
-        let settings = self.settings;
-        settings.check()?;
-        let mut settings = settings.with_tls()?;
-        // What is waited for belongs to one client.
-        settings.watch = Arc::new(Watch::new(settings.max_waiters()));
+        self.settings.check()?;
+        let settings = self.settings.with_tls()?;
         let address = settings.address.clone();
-        LedgerBackend::started(MysqlStore::start(Arc::new(settings)), &address).map(MysqlBackend)
+        LedgerBackend::started(Store::start(Mysql::new(settings)), &address).map(MysqlBackend)
     }
 }

@@ -1,8 +1,8 @@
 //! What the user of a server should know about it.
 
 use super::connect;
+use super::server::Mysql;
 use super::session::{Session, value};
-use super::settings::Settings;
 use crate::backend::records::{Failure, Remedy};
 use crate::backend::{Finding, Severity};
 
@@ -24,7 +24,8 @@ pub(super) async fn findings(session: &mut Session) -> Result<Vec<Finding>, Fail
     Ok(findings)
 }
 
-async fn settings(session: &mut Session) -> Result<Vec<Finding>, Failure> {
+/// What of that is known from its settings.
+pub(super) async fn settings(session: &mut Session) -> Result<Vec<Finding>, Failure> {
     let answers = session.run_in_time(&[PROBE_INTERVAL.to_owned()]).await?;
     let mut findings = Vec::new();
     for row in answers.iter().flat_map(|variables| &variables.rows) {
@@ -53,12 +54,12 @@ fn finding(name: &str, set: &str) -> Option<Finding> {
 }
 
 /// Which of several servers cannot be used now, and why. It is usual that all but one are read-only.
-pub(super) async fn servers(settings: &Settings) -> Vec<Finding> {
-    if settings.places.len() < 2 || settings.opts.socket().is_some() {
+pub(super) async fn servers(server: &Mysql) -> Vec<Finding> {
+    if server.settings.target.places.len() < 2 {
         return Vec::new();
     }
     let (mut findings, mut usable) = (Vec::new(), Vec::new());
-    for (place, failure) in connect::try_each(settings).await {
+    for (place, failure) in connect::try_each(server).await {
         match failure {
             None => usable.push(place.to_string()),
             Some(failure) => {
@@ -76,14 +77,4 @@ pub(super) async fn servers(settings: &Settings) -> Vec<Finding> {
         findings.push(Finding::new(Severity::Warning, text));
     }
     findings
-}
-
-/// Traces what limits what the store promises.
-pub(super) async fn warn(session: &mut Session, store: &str) -> Result<(), Failure> {
-    for finding in settings(session).await? {
-        if finding.severity >= Severity::Warning {
-            tracing::warn!(store, "{finding}");
-        }
-    }
-    Ok(())
 }

@@ -3,15 +3,14 @@
 use std::net::SocketAddr;
 
 use mysql_async::{Opts, OptsBuilder};
-use tokio::time::{Instant, timeout_at};
 
 use super::failure::while_opening;
 use super::schema::{self, Table};
+use super::server::Mysql;
 use super::session::{Session, value};
-use super::settings::{Place, Settings};
 use super::statement::IDLE;
-use crate::backend::dial;
-use crate::backend::records::{Failure, Remedy};
+use crate::backend::records::Failure;
+use crate::backend::sql::{self, Host, Place};
 
 /// How long a statement waits for a row that another client has locked, in seconds: as long as a stalled client can keep it.
 const LOCK_WAIT: u32 = 1;
@@ -28,81 +27,31 @@ struct Reached {
 }
 
 /// Opens a session and makes sure that it can be used: with the first of the servers that answers and accepts changes.
-pub(super) async fn open(settings: &Settings) -> Result<Session, Failure> {
-    let end = Instant::now() + settings.connect_timeout;
-    let Reached { mut session, tables } = reach_any(settings, end).await.map_err(while_opening)?;
-    let prepared = timeout_at(end, schema::prepare(&mut session, &tables, settings.create)).await;
-    prepared.unwrap_or_else(|_| Err(late(settings))).map_err(while_opening)?;
+pub(super) async fn open(server: &Mysql) -> Result<Session, Failure> {
+    let settings = &server.settings;
+    let (end, places) = (settings.connected_by(), &settings.target.places);
+    let reached = sql::reach(settings, places, end, |n, address| attempt(server, &places[n], address));
+    let Reached { mut session, tables } = reached.await.map_err(while_opening)?;
+    let prepared = settings.in_time(end, schema::prepare(&mut session, &tables, settings.create)).await;
+    prepared.map_err(while_opening)?;
     Ok(session)
 }
 
 /// What keeps each of several servers from being used; `None` for those that can be.
-pub(super) async fn try_each(settings: &Settings) -> Vec<(&Place, Option<Failure>)> {
-    let end = Instant::now() + settings.connect_timeout;
-    let each = settings.places.iter().map(async |place| (place, reach(settings, place, end).await.err()));
+pub(super) async fn try_each(server: &Mysql) -> Vec<(&Place, Option<Failure>)> {
+    let settings = &server.settings;
+    let end = settings.connected_by();
+    let each = settings.target.places.iter().map(async |place| {
+        let reached = sql::reach_one(settings, place, end, |address| attempt(server, place, address));
+        (place, reached.await.err())
+    });
     futures::future::join_all(each).await
 }
 
-async fn reach_any(settings: &Settings, end: Instant) -> Result<Reached, Failure> {
-    if settings.opts.socket().is_some() {
-        let reached = timeout_at(end, attempt(settings, settings.opts.clone())).await;
-        return reached.unwrap_or_else(|_| Err(late(settings)));
-    }
-    let left = end.saturating_duration_since(Instant::now());
-    let reached = dial::race(&settings.places, left, |place| reach(settings, place, end)).await;
-    reached.map_err(|failures| {
-        let failures =
-            settings.places.iter().map(ToString::to_string).zip(told(settings, failures)).collect();
-        // One that can be used may only be away for now.
-        all_failed(failures, [Remedy::NotNow, Remedy::Wait, Remedy::Fix])
-    })
-}
-
-/// Tries the addresses of a server.
-async fn reach(settings: &Settings, place: &Place, end: Instant) -> Result<Reached, Failure> {
-    let resolved = timeout_at(end, dial::resolve(&place.host, place.port)).await;
-    let addresses = resolved
-        .map_err(|_| Failure::unavailable(format!("`{}` was not resolved in time", place.host)))?
-        .map_err(|error| Failure::unavailable(error.to_string()))?;
-    let left = end.saturating_duration_since(Instant::now());
-    let attempts = dial::race(addresses.iter().copied(), left, |address| {
-        attempt(settings, at_address(&settings.opts, place, address))
-    });
-    attempts.await.map_err(|failures| {
-        let failures = addresses.iter().map(ToString::to_string).zip(told(settings, failures)).collect();
-        // What the server says counts more than that nothing is heard at its other addresses.
-        all_failed(failures, [Remedy::Fix, Remedy::NotNow, Remedy::Wait])
-    })
-}
-
-/// The certificate is verified for the name of the host.
-fn at_address(opts: &Opts, place: &Place, address: SocketAddr) -> Opts {
-    let opts = OptsBuilder::from_opts(opts.clone()).ip_or_hostname(place.host.clone()).tcp_port(place.port);
-    opts.resolved_ips(Some(vec![address.ip()])).into()
-}
-
-fn late(settings: &Settings) -> Failure {
-    Failure::unavailable(format!("no answer within {:?}", settings.connect_timeout))
-}
-
-fn told(settings: &Settings, failures: Vec<Option<Failure>>) -> impl Iterator<Item = Failure> {
-    failures.into_iter().map(|failure| failure.unwrap_or_else(|| late(settings)))
-}
-
-/// Why none could be used. What helps is the first of these remedies that helps for one.
-fn all_failed(mut failures: Vec<(String, Failure)>, order: [Remedy; 3]) -> Failure {
-    if failures.len() == 1 {
-        return failures.remove(0).1;
-    }
-    let helps = |remedy: &Remedy| failures.iter().any(|(_, failure)| failure.remedy == *remedy);
-    let remedy = order.into_iter().find(helps).unwrap_or(Remedy::Wait);
-    let each: Vec<_> = failures.iter().map(|(name, failure)| format!("{name}: {failure}")).collect();
-    Failure { remedy, ..Failure::unavailable(each.join("; ")) }
-}
-
 /// Connects, makes the settings of a session, and makes sure that the server can be used.
-async fn attempt(settings: &Settings, opts: Opts) -> Result<Reached, Failure> {
-    let mut session = Session::connect(opts, settings.reply_timeout).await.map_err(while_opening)?;
+async fn attempt(server: &Mysql, place: &Place, address: Option<SocketAddr>) -> Result<Reached, Failure> {
+    let opts = of_place(&server.settings.target.opts, place, address);
+    let mut session = Session::connect(opts, server).await.map_err(while_opening)?;
     let statements = [
         "SET SESSION TRANSACTION ISOLATION LEVEL READ COMMITTED".to_owned(),
         // Limits that a session may lift for itself are lifted: MariaDB executes the first comment, MySQL the second.
@@ -119,8 +68,8 @@ async fn attempt(settings: &Settings, opts: Opts) -> Result<Reached, Failure> {
         let failure = while_opening(failure);
         if has_no_innodb { Failure::refused("it lacks InnoDB, which is needed") } else { failure }
     })?;
-    let [.., server, tables] = &answers[..] else { return Err(missing()) };
-    let Some(server) = server.rows.first() else { return Err(missing()) };
+    let [.., server, tables] = &answers[..] else { return Err(sql::missing()) };
+    let Some(server) = server.rows.first() else { return Err(sql::missing()) };
     check_version(&value::<String>(server, 0)?)?;
     let is_read_only: String = value(server, 1)?;
     if !["0", "OFF"].contains(&&*is_read_only) {
@@ -130,8 +79,15 @@ async fn attempt(settings: &Settings, opts: Opts) -> Result<Reached, Failure> {
     Ok(Reached { session, tables })
 }
 
-fn missing() -> Failure {
-    Failure::unavailable("an answer is missing")
+/// The certificate is verified for the name of the host.
+fn of_place(opts: &Opts, place: &Place, address: Option<SocketAddr>) -> Opts {
+    let Some(address) = address else { return opts.clone() };
+    let opts = OptsBuilder::from_opts(opts.clone()).tcp_port(place.port);
+    let opts = match &place.host {
+        Host::Name(host) => opts.ip_or_hostname(host.clone()),
+        Host::Address(_) | Host::Socket => opts,
+    };
+    opts.resolved_ips(Some(vec![address.ip()])).into()
 }
 
 /// `8.0.36`, `10.11.19-MariaDB-0+deb12u1`

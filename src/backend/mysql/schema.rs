@@ -4,6 +4,7 @@ use mysql_async::Row;
 
 use super::session::{Session, value};
 use crate::backend::records::Failure;
+use crate::backend::sql::check_version;
 
 /// The tables of this crate, as statements that create them if they do not exist. A client does the same unless
 /// [`MysqlBuilder::create`](super::MysqlBuilder::create) is off, in the database that its URL names. Users of the tables need
@@ -72,9 +73,6 @@ impl Table {
     }
 }
 
-/// The version that this crate reads and writes.
-const VERSION: i64 = 1;
-
 /// Statements that change nothing, and fail if the rights for them are missing.
 const PERMISSIONS: [&str; 6] = [
     "INSERT INTO leasehold SELECT k, version, doc FROM leasehold WHERE 1 = 0",
@@ -103,13 +101,7 @@ pub(super) async fn prepare(session: &mut Session, tables: &[Table], create: boo
     }
     let answers = session.run(&PERMISSIONS.map(str::to_owned)).await.map_err(denied)?;
     let version = answers.last().and_then(|answer| answer.rows.first());
-    match version.map(|row| value::<Option<i64>>(row, 0)).transpose()?.flatten() {
-        Some(VERSION) => Ok(()),
-        Some(version) => Err(Failure::refused(format!(
-            "its tables have version {version}, but this version of the crate uses version {VERSION}"
-        ))),
-        None => Err(Failure::refused("the table leasehold_meta does not contain the version of the tables")),
-    }
+    check_version(version.map(|row| value::<Option<i64>>(row, 0)).transpose()?.flatten())
 }
 
 /// Several clients may do so at once.

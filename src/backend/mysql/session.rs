@@ -1,13 +1,16 @@
 //! A session of the server: connecting, statements, and what they return.
 
 use std::fmt;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use mysql_async::prelude::{FromValue, Queryable};
 use mysql_async::{Conn, Opts, Row};
 use tokio::time::timeout;
 
+use super::server::Mysql;
 use super::tls;
+use super::watch::Watch;
 use crate::backend::records::Failure;
 
 /// A connection that was not used for that long is tried before something is written: it may have been closed meanwhile.
@@ -16,6 +19,8 @@ const PROBE_AFTER: Duration = Duration::from_millis(500);
 /// A connection to the server. The caller sets a time limit for `connect` and `run`.
 pub(super) struct Session {
     connection: Conn,
+    /// Notified of what is read and written.
+    pub(super) watch: Arc<Watch>,
     reply_timeout: Duration,
     used: Instant,
 }
@@ -32,11 +37,12 @@ pub(super) struct Answer {
 
 impl Session {
     /// Connects, and does nothing else: see `connect::open`.
-    pub(super) async fn connect(opts: Opts, reply_timeout: Duration) -> Result<Self, Failure> {
+    pub(super) async fn connect(opts: Opts, server: &Mysql) -> Result<Self, Failure> {
         let connected = Conn::new(opts.clone()).await;
         Ok(Self {
             connection: connected.map_err(|error| tls::explained(&opts, error.into()))?,
-            reply_timeout,
+            watch: Arc::clone(&server.watch),
+            reply_timeout: server.settings.reply_timeout,
             used: Instant::now(),
         })
     }
@@ -85,7 +91,7 @@ impl Session {
     }
 
     /// Probes a connection that has not been used for a while.
-    pub(super) async fn probe(&mut self) -> Result<(), Failure> {
+    pub(super) async fn ping_if_unused(&mut self) -> Result<(), Failure> {
         if self.used.elapsed() < PROBE_AFTER {
             return Ok(());
         }

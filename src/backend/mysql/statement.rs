@@ -1,7 +1,8 @@
 //! The statements, as text, because only in this form does MySQL accept several of them in one exchange. Keys and records are written in
 //! hexadecimal, which means the same under all session settings.
 
-use super::record::Changed;
+use super::view::View;
+use crate::backend::sql::Changed;
 
 /// The server's time of day, in microseconds, when it is evaluated. Sessions are in UTC.
 pub(super) const NOW: &str = "TIMESTAMPDIFF(MICROSECOND, '1970-01-01', SYSDATE(6))";
@@ -61,7 +62,7 @@ fn clock() -> String {
 
 /// Writes a record, unless another client has changed it or it is too late. The statement then changes no row; otherwise it changes one,
 /// and its `LAST_INSERT_ID` is the new version: the time, unless the version was ahead of it.
-pub(super) fn write(key: &str, record: &Changed) -> String {
+pub(super) fn write(key: &str, record: &Changed<View>) -> String {
     let Changed { version, now, until, doc, .. } = record;
     let (key, doc) = (hex(key), hex(doc));
     match version {

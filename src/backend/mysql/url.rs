@@ -2,54 +2,53 @@
 
 use mysql_async::{Opts, UrlError};
 
-use super::settings::Place;
+use super::settings::place as place_of;
 use super::{MysqlBuilder, MysqlPush};
-use crate::backend::tls::TlsOptions;
+use crate::backend::sql::Place;
 use crate::backend::url_parts::{
-    boolean, check_at_signs, duration, file, invalid, number, options, unknown_option,
+    Options, UrlOption, Value, check_at_signs, ignored, invalid, passed_on, set, together,
 };
 use crate::error::Error;
 
-/// Those of this crate, and those of `mysql_async` and sqlx that make sense here.
-const OPTIONS: &[&str] = &[
-    "connect_timeout",
-    "reply_timeout",
-    "max_connections",
-    "create",
-    "push",
-    "require_ssl",
-    "ssl-mode",
-    "ssl-ca",
-    "ssl-cert",
-    "ssl-key",
-    "socket",
-    "tcp_keepalive",
-    "tcp_nodelay",
-    "compression",
-    "max_allowed_packet",
-    "secure_auth",
-    "enable_cleartext_plugin",
-];
-/// Those of `mysql_async` and sqlx that mean nothing here: this crate has no pool, prepares no statements, and makes all settings of its
-/// sessions.
-const IGNORED: [&str; 17] = [
-    "charset",
-    "collation",
-    "timezone",
-    "time-zone",
-    "statement-cache-capacity",
-    "stmt_cache_size",
-    "prefer_socket",
-    "wait_timeout",
-    "client_found_rows",
-    "reset_connection",
-    "pool_min",
-    "pool_max",
-    "inactive_connection_ttl",
-    "ttl_check_interval",
-    "conn_ttl",
-    "abs_conn_ttl",
-    "abs_conn_ttl_jitter",
+/// Those of this crate, those of `mysql_async` and sqlx that make sense here, and those that mean nothing here: this crate has no pool,
+/// prepares no statements, and makes all settings of its sessions.
+const OPTIONS: &[UrlOption<MysqlBuilder>] = &[
+    set(&["connect_timeout"], |builder, value| Ok(builder.connect_timeout(value.duration()?))),
+    set(&["reply_timeout"], |builder, value| Ok(builder.reply_timeout(value.duration()?))),
+    set(&["max_connections"], |builder, value| Ok(builder.max_connections(value.number()?))),
+    set(&["create"], |builder, value| Ok(builder.create(value.boolean()?))),
+    set(&["push"], |builder, value| {
+        Ok(builder.push(value.either([("get_lock", MysqlPush::GetLock), ("off", MysqlPush::Off)])?))
+    }),
+    passed_on(&["require_ssl"]),
+    together(&["ssl-mode", "sslmode", "ssl_mode"]),
+    together(&["ssl-ca", "sslca", "ssl_ca"]),
+    together(&["ssl-cert", "sslcert", "ssl_cert"]),
+    together(&["ssl-key", "sslkey", "ssl_key"]),
+    passed_on(&["socket"]),
+    passed_on(&["tcp_keepalive"]),
+    passed_on(&["tcp_nodelay"]),
+    passed_on(&["compression"]),
+    passed_on(&["max_allowed_packet"]),
+    passed_on(&["secure_auth"]),
+    passed_on(&["enable_cleartext_plugin"]),
+    ignored(&["charset"]),
+    ignored(&["collation"]),
+    ignored(&["timezone"]),
+    ignored(&["time-zone"]),
+    ignored(&["statement-cache-capacity"]),
+    ignored(&["stmt_cache_size"]),
+    ignored(&["prefer_socket"]),
+    ignored(&["wait_timeout"]),
+    ignored(&["client_found_rows"]),
+    ignored(&["reset_connection"]),
+    ignored(&["pool_min"]),
+    ignored(&["pool_max"]),
+    ignored(&["inactive_connection_ttl"]),
+    ignored(&["ttl_check_interval"]),
+    ignored(&["conn_ttl"]),
+    ignored(&["abs_conn_ttl"]),
+    ignored(&["abs_conn_ttl_jitter"]),
 ];
 
 const SHAPE: &str = "it is not of the form `mysql://[user[:password]@]host[:port][,host...]/database[?option=value&...]`, with special \
@@ -62,23 +61,23 @@ pub(super) fn parse(url: &str) -> Result<MysqlBuilder, Error> {
     };
     check_at_signs(url)?;
     let (place, query) = rest.split_once('?').unwrap_or((rest, ""));
-    let (ours, theirs): (Vec<_>, Vec<_>) = options(query)
-        .map(|(name, value)| (usual_name(name), value))
-        .filter(|(name, _)| !IGNORED.contains(name))
-        .partition(|(name, _)| is_ours(name));
-    if let Some((name, _)) = theirs.iter().find(|(name, _)| !OPTIONS.contains(name)) {
-        return Err(unknown_option(name, OPTIONS));
-    }
+    let options = Options::of(query, OPTIONS)?;
     check_place(place)?;
-    let mut theirs: Vec<_> = theirs.iter().map(|(name, value)| format!("{name}={value}")).collect();
-    if uses_tls(&ours)? && !theirs.iter().any(|option| option == "require_ssl=true") {
-        theirs.push("require_ssl=true".to_owned());
+    let passed_on = options.passed_on().map(|Value { option, text }| format!("{option}={text}"));
+    let mut passed_on: Vec<_> = passed_on.collect();
+    if uses_tls(options.value_of("ssl-mode"))? && !passed_on.iter().any(|option| option == "require_ssl=true")
+    {
+        passed_on.push("require_ssl=true".to_owned());
     }
-    let (opts, places) = servers(place, &theirs.join("&"))?;
+    let (opts, places) = servers(place, &passed_on.join("&"))?;
     let mut builder = MysqlBuilder::of_url(opts);
     builder.settings = builder.settings.with_places(places);
-    builder = ours.iter().try_fold(builder, |builder, (name, value)| set(builder, name, value))?;
-    with_certificates(builder, &ours)
+    let builder = options.set(builder)?;
+    if builder.settings.target.opts.ssl_opts().is_none() {
+        return Ok(builder);
+    }
+    let certificates = options.certificates(options.value_of("ssl-ca"), ["ssl-cert", "ssl-key"])?;
+    Ok(certificates.into_iter().fold(builder, MysqlBuilder::tls))
 }
 
 /// The settings for the first server, and where all of them are.
@@ -103,43 +102,17 @@ fn servers(place: &str, query: &str) -> Result<(Opts, Vec<Place>), Error> {
         })
     });
     let mut each = each.collect::<Result<Vec<_>, _>>()?;
-    let places = each.iter().map(Place::of).collect();
+    let mut places: Vec<_> = each.iter().map(place_of).collect();
+    if each[0].socket().is_some() {
+        // It leads to one server, whatever hosts are named.
+        places.truncate(1);
+    }
     Ok((each.swap_remove(0), places))
 }
 
-/// The options of sqlx have several names.
-fn usual_name(name: &str) -> &str {
-    match name {
-        "sslmode" | "ssl_mode" => "ssl-mode",
-        "sslca" | "ssl_ca" => "ssl-ca",
-        "sslcert" | "ssl_cert" => "ssl-cert",
-        "sslkey" | "ssl_key" => "ssl-key",
-        name => name,
-    }
-}
-
-fn is_ours(name: &str) -> bool {
-    const OURS: [&str; 9] = [
-        "connect_timeout",
-        "reply_timeout",
-        "max_connections",
-        "create",
-        "push",
-        "ssl-mode",
-        "ssl-ca",
-        "ssl-cert",
-        "ssl-key",
-    ];
-    OURS.contains(&name)
-}
-
-fn value_of<'a>(options: &[(&str, &'a str)], name: &str) -> Option<&'a str> {
-    options.iter().rev().find(|(known, _)| *known == name).map(|(_, value)| *value)
-}
-
 /// Whether `ssl-mode` asks for TLS. Certificates and host names are always verified.
-fn uses_tls(options: &[(&str, &str)]) -> Result<bool, Error> {
-    let Some(mode) = value_of(options, "ssl-mode") else { return Ok(false) };
+fn uses_tls(mode: Option<Value<'_>>) -> Result<bool, Error> {
+    let Some(Value { text: mode, .. }) = mode else { return Ok(false) };
     match &*mode.to_ascii_lowercase().replace('-', "_") {
         "disabled" | "disable" => Ok(false),
         "preferred" | "prefer" => {
@@ -151,27 +124,6 @@ fn uses_tls(options: &[(&str, &str)]) -> Result<bool, Error> {
             "`ssl-mode` is none of `disabled`, `preferred`, `required`, `verify_ca`, `verify_identity`",
         )),
     }
-}
-
-/// Reads the files that `ssl-ca`, `ssl-cert` and `ssl-key` name, if TLS is used.
-fn with_certificates(builder: MysqlBuilder, options: &[(&str, &str)]) -> Result<MysqlBuilder, Error> {
-    let names = ["ssl-ca", "ssl-cert", "ssl-key"];
-    let is_any = names.iter().any(|name| value_of(options, name).is_some());
-    if builder.settings.opts.ssl_opts().is_none() || !is_any {
-        return Ok(builder);
-    }
-    let [authority, certificate, key] =
-        names.map(|name| value_of(options, name).map(|path| file(name, path)));
-    let mut tls = TlsOptions::new();
-    if let Some(authority) = authority {
-        tls = tls.ca_certificate_pem(authority?);
-    }
-    match (certificate, key) {
-        (Some(certificate), Some(key)) => tls = tls.client_certificate_pem(certificate?, key?),
-        (None, None) => {}
-        _ => return Err(invalid("`ssl-cert` and `ssl-key` are only of use together")),
-    }
-    Ok(builder.tls(tls))
 }
 
 /// What is not encoded in a password would be taken for something else.
@@ -190,24 +142,17 @@ fn check_place(place: &str) -> Result<(), Error> {
     Ok(())
 }
 
-fn set(builder: MysqlBuilder, name: &str, value: &str) -> Result<MysqlBuilder, Error> {
-    Ok(match (name, value) {
-        ("ssl-mode" | "ssl-ca" | "ssl-cert" | "ssl-key", _) => builder,
-        ("connect_timeout", _) => builder.connect_timeout(duration(name, value)?),
-        ("reply_timeout", _) => builder.reply_timeout(duration(name, value)?),
-        ("max_connections", _) => builder.max_connections(number(name, value)?),
-        ("push", "get_lock") => builder.push(MysqlPush::GetLock),
-        ("push", "off") => builder.push(MysqlPush::Off),
-        ("push", _) => return Err(invalid("`push` is neither `get_lock` nor `off`")),
-        _ => builder.create(boolean(name, value)?),
-    })
-}
-
 #[cfg(test)]
 mod tests {
     use std::time::Duration;
 
     use super::*;
+    use crate::backend::url_parts::documentation::assert_documented;
+
+    #[test]
+    fn every_option_is_documented() {
+        assert_documented(OPTIONS, include_str!("../../../docs/mysql.md"));
+    }
 
     #[test]
     fn a_url_is_read_and_shown_without_credentials() {
@@ -222,7 +167,7 @@ mod tests {
             assert_eq!(builder.settings.address, address, "{url}");
             assert!(!format!("{builder:?}").contains("hunt"), "{builder:?}");
         }
-        let opts = parse("mysql://u:hunt%2Fer2@h/d%61").unwrap().settings.opts;
+        let opts = parse("mysql://u:hunt%2Fer2@h/d%61").unwrap().settings.target.opts;
         assert_eq!((opts.user(), opts.pass(), opts.db_name()), (Some("u"), Some("hunt/er2"), Some("da")));
         assert!(!opts.prefer_socket() && !opts.client_found_rows());
     }
@@ -234,9 +179,9 @@ mod tests {
         assert_eq!(settings.connect_timeout, Duration::from_millis(500));
         assert_eq!(settings.reply_timeout, Duration::from_secs(3));
         assert_eq!((settings.max_connections, settings.create), (7, false));
-        assert_eq!(settings.push, MysqlPush::Off);
-        assert_eq!(settings.opts.tcp_keepalive(), Some(Duration::from_secs(1)));
-        assert_eq!(parse("mysql://h/d?push=get_lock").unwrap().settings.push, MysqlPush::GetLock);
+        assert_eq!(settings.target.push, MysqlPush::Off);
+        assert_eq!(settings.target.opts.tcp_keepalive(), Some(Duration::from_secs(1)));
+        assert_eq!(parse("mysql://h/d?push=get_lock").unwrap().settings.target.push, MysqlPush::GetLock);
     }
 
     #[test]
@@ -286,7 +231,7 @@ mod tests {
             let parsed = parse(&format!("{url}{more}"));
             // The feature may be missing.
             if cfg!(feature = "rustls") || !is_tls {
-                assert_eq!(parsed.unwrap().settings.opts.ssl_opts().is_some(), is_tls, "{more}");
+                assert_eq!(parsed.unwrap().settings.target.opts.ssl_opts().is_some(), is_tls, "{more}");
             }
         }
     }

@@ -8,12 +8,13 @@ use tokio::sync::Notify;
 use tokio::time::{sleep, timeout};
 use tokio_util::sync::CancellationToken;
 
+use super::named_locks;
+use super::server::Mysql;
 use super::session::{Session, value};
-use super::settings::Settings;
 use super::watch::{Wait, Waited};
-use super::{connect, named_locks};
 use crate::backend::LeaseId;
 use crate::backend::records::Failure;
+use crate::backend::sql::Server;
 use crate::runtime::spawn;
 
 /// For how long a lock is waited for with one statement, in seconds. Whether it still has to be is seen after that.
@@ -22,7 +23,7 @@ const WAIT: u64 = 4;
 const IDLE: Duration = Duration::from_secs(30);
 
 pub(super) struct Waiters {
-    settings: Arc<Settings>,
+    server: Arc<Mysql>,
     count: Mutex<Count>,
     /// Told when there may be something to wait for.
     called: Notify,
@@ -36,13 +37,13 @@ struct Count {
 }
 
 impl Waiters {
-    pub(super) fn new(settings: Arc<Settings>, closing: CancellationToken) -> Self {
-        Self { settings, count: Mutex::default(), called: Notify::new(), closing }
+    pub(super) fn new(server: Arc<Mysql>, closing: CancellationToken) -> Self {
+        Self { server, count: Mutex::default(), called: Notify::new(), closing }
     }
 
     /// Makes sure that connections wait for all requested named locks. Called on the runtime on which the connections run.
     pub(super) fn call(self: &Arc<Self>) {
-        if !self.settings.watch.has_to_wait_for() {
+        if !self.server.watch.has_to_wait_for() {
             return;
         }
         let mut count = self.count.lock();
@@ -50,7 +51,7 @@ impl Waiters {
             self.called.notify_one();
             return;
         }
-        if count.all >= self.settings.max_waiters() {
+        if count.all >= self.server.max_waiters() {
             return;
         }
         count.all += 1;
@@ -70,13 +71,13 @@ impl Waiters {
             sleep(wait.pause).await;
             let waited = self.wait(&mut session, wait.lease).await;
             let outcome = waited.unwrap_or_else(|failure| {
-                tracing::debug!(store = %self.settings.address, %failure, "could not wait for a named lock");
+                tracing::debug!(store = %self.server.settings.address, %failure, "could not wait for a named lock");
                 Waited::Failed
             });
             if outcome == Waited::Failed {
                 session = None;
             }
-            self.settings.watch.waited(&wait, outcome);
+            self.server.watch.waited(&wait, outcome);
         }
     }
 
@@ -84,7 +85,7 @@ impl Waiters {
     async fn next(&self) -> Option<Wait> {
         loop {
             self.count.lock().idle += 1;
-            let next = self.settings.watch.next_to_wait_for();
+            let next = self.server.watch.next_to_wait_for();
             let is_over = next.is_none() && timeout(IDLE, self.called.notified()).await.is_err();
             self.count.lock().idle -= 1;
             if next.is_some() || is_over {
@@ -96,7 +97,7 @@ impl Waiters {
     async fn wait(&self, session: &mut Option<Session>, lease: LeaseId) -> Result<Waited, Failure> {
         let session = match session {
             Some(session) => session,
-            None => session.insert(connect::open(&self.settings).await?),
+            None => session.insert(self.server.open().await?),
         };
         let limit = session.reply_timeout() + Duration::from_secs(WAIT);
         let mut answers = session.run_within(&[named_locks::wait(lease, WAIT)], limit).await?;

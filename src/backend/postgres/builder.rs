@@ -4,9 +4,11 @@ use std::time::Duration;
 
 use tokio_postgres::Config;
 
+use super::PostgresBackend;
+use super::server::Postgres;
 use super::settings::Settings;
-use super::{PostgresBackend, PostgresStore};
 use crate::backend::LedgerBackend;
+use crate::backend::sql::Store;
 use crate::backend::tls::TlsOptions;
 use crate::error::Error;
 
@@ -27,7 +29,7 @@ pub struct PostgresBuilder {
 
 impl PostgresBuilder {
     pub(super) fn new(config: Config) -> Self {
-        Self { settings: Settings::new(config) }
+        Self { settings: Settings::of(config) }
     }
 
     /// How long connecting may take, including all checks; 1 ms to 1 h.
@@ -112,6 +114,6 @@ impl PostgresBuilder {
         self.settings.check()?;
         let settings = self.settings.with_tls()?;
         let address = settings.address.clone();
-        LedgerBackend::started(PostgresStore::start(settings), &address).map(PostgresBackend)
+        LedgerBackend::started(Store::start(Postgres::new(settings)), &address).map(PostgresBackend)
     }
 }

@@ -32,7 +32,7 @@ pub(super) async fn findings(session: &Session, settings: &Settings) -> Result<V
         findings.push(Finding::new(Severity::Warning, text));
     }
     // Unless it is clear which one is meant.
-    if let (None, Some(Some(others))) = (&settings.schema, found.get(3)) {
+    if let (None, Some(Some(others))) = (&settings.target.schema, found.get(3)) {
         let used = found.get(4).and_then(Option::as_deref).unwrap_or_default();
         let text = format!(
             "there is another table `leasehold`, in the schema {others}, but this client uses the one in the schema {used}: clients of different \
@@ -41,15 +41,4 @@ pub(super) async fn findings(session: &Session, settings: &Settings) -> Result<V
         findings.push(Finding::new(Severity::Warning, text));
     }
     Ok(findings)
-}
-
-/// Traces what limits what the store promises.
-pub(super) async fn warn(session: &Session, settings: &Settings) -> Result<(), Failure> {
-    let store = &settings.address;
-    for finding in findings(session, settings).await? {
-        if finding.severity >= Severity::Warning {
-            tracing::warn!(store, "{finding}");
-        }
-    }
-    Ok(())
 }

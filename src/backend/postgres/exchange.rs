@@ -1,88 +1,93 @@
-//! Changing records: uncontended ones by reading them and writing those that no other client has changed, a contended one under its lock.
+//! Reading and writing records: many with one statement, a contended one in a transaction that locks it.
 
 use std::collections::HashMap;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use futures::future::{join, join3};
 use tokio_postgres::Row;
+use uuid::Uuid;
 
-use super::record::{Changed, Read, Written};
-use super::session::{Parameter, Session};
+use super::server::Postgres;
+use super::session::{Parameter, Session, value};
 use super::statement::Sql;
-use super::text::escape;
-use crate::backend::records::{self, Done, Failure, Phase, failed};
+use super::text::{escape, unescape};
+use crate::backend::records::Failure;
+use crate::backend::sql::{self, KeyBatch, Read, Stored, Written, Wrote};
+use crate::backend::{Event, Ledger, Stamp};
 
-type KeyBatch = records::KeyBatch<Written>;
-type Outcome = records::Outcome<Written>;
+type Changed = sql::Changed<Messages>;
 
-/// Writes all records in one exchange, based on their cached versions, if all are cached. Records that another client has changed, or that
-/// are not cached, are read in one exchange and written in another.
-pub(super) async fn change_uncontended(session: &Session, batches: Vec<KeyBatch>) -> Outcome {
-    if batches.iter().any(|batch| batch.written.is_none()) {
-        return read_and_write(session, batches).await;
-    }
-    let (mut outcome, mut changed, mut left) = (Vec::new(), Vec::new(), Vec::new());
-    for mut batch in batches {
-        match batch.written.take().map(|written| written.read().change(&batch)) {
-            Some(Ok(Some(record))) => changed.push((batch, record)),
-            // "No change" and errors must not be answered from a cached record.
-            Some(Ok(None) | Err(_)) | None => left.push(batch),
-        }
-    }
-    let mut failure = None;
-    if !changed.is_empty() {
-        let (written, failed) = write(session, changed).await;
-        for (batch, done) in written {
-            match done {
-                Done::Conflict => left.push(batch),
-                done => outcome.push((batch, done)),
-            }
-        }
-        failure = failed;
-    }
-    if failure.is_some() || left.is_empty() {
-        outcome.extend(left.into_iter().map(|batch| (batch, Done::Retry)));
-        return (outcome, failure);
-    }
-    let (read, failure) = read_and_write(session, left).await;
-    outcome.extend(read);
-    (outcome, failure)
+/// The events to send with a change, each with the channel of its client.
+#[derive(Default)]
+pub(super) struct Messages {
+    channels: Vec<String>,
+    texts: Vec<String>,
 }
 
-async fn read_and_write(session: &Session, batches: Vec<KeyBatch>) -> Outcome {
-    let rows = match session.within(read(session, &batches)).await {
-        Ok(rows) => rows,
-        Err(failure) => return failed(batches, failure, Phase::Reading),
-    };
-    let (mut outcome, mut changed) = (Vec::new(), Vec::new());
-    for (batch, row) in batches.into_iter().zip(&rows) {
-        match read_and_change(row, &batch) {
-            Ok(Some(record)) => changed.push((batch, record)),
-            Ok(None) => outcome.push((batch, Done::Finished)),
-            Err(done) => outcome.push((batch, done)),
-        }
-    }
-    if changed.is_empty() {
-        return (outcome, None);
-    }
-    let (written, failure) = write(session, changed).await;
-    outcome.extend(written);
-    (outcome, failure)
-}
+impl sql::Session for Session {
+    type Server = Postgres;
+    type Effects = Messages;
 
-/// Writes records that have been changed.
-async fn write(session: &Session, changed: Vec<(KeyBatch, Changed)>) -> Outcome {
-    let (batches, records): (Vec<_>, Vec<_>) = changed.into_iter().unzip();
-    match write_all(session, &batches, &records).await {
-        Ok(written) => {
-            let done = |(mut batch, written): (KeyBatch, Option<Written>)| {
-                let done = if written.is_some() { Done::Finished } else { Done::Conflict };
-                batch.written = written;
-                (batch, done)
-            };
-            (batches.into_iter().zip(written).map(done).collect(), None)
+    const CONTENDED: Duration = Duration::from_secs(1);
+    const JOIN_LATE: bool = false;
+
+    /// That it has ended is noticed at once.
+    fn is_closed(&self) -> bool {
+        self.has_ended()
+    }
+
+    fn run(&self, batch: &KeyBatch, ledger: &mut Ledger, stamp: Stamp) -> Messages {
+        let events = batch.tasks.iter().flat_map(|task| task.run(ledger, stamp));
+        let (channels, texts) = events.filter_map(|event| addressed(&event)).unzip();
+        Messages { channels, texts }
+    }
+
+    fn must_be_told(messages: &Messages) -> bool {
+        !messages.texts.is_empty()
+    }
+
+    async fn read(&mut self, batches: &[KeyBatch]) -> Result<Vec<Read>, Failure> {
+        let asked = Instant::now();
+        let rows = self.within(read(self, batches)).await?;
+        let read = |row: &Row| {
+            let (version, doc) = (value::<Option<_>>(row, 1)?, value::<Option<&str>>(row, 2)?);
+            let stored = version.zip(doc).map(|(version, doc)| stored(version, doc));
+            Ok(Read::at(value(row, 0)?, value(row, 3)?, stored, asked))
+        };
+        rows.iter().map(read).collect()
+    }
+
+    async fn write(&mut self, changed: &[(KeyBatch, Changed)]) -> Result<Vec<Wrote>, Failure> {
+        if let [(batch, record)] = changed {
+            return Ok(vec![self.within(write_one(self, &batch.key, record)).await?]);
         }
-        Err(failure) => failed(batches, failure, Phase::Writing),
+        self.within(write_several(self, changed)).await
+    }
+
+    /// Locks the record.
+    async fn begin_turn(&mut self, key: &str) -> Result<Option<Read>, Failure> {
+        self.within(lock_and_read(self, key)).await.map(Some)
+    }
+
+    async fn write_in_turn(
+        &mut self,
+        key: &str,
+        record: &Changed,
+    ) -> Result<(Wrote, Option<Failure>), Failure> {
+        let written = async {
+            let (wrote, committed) = join(write_one(self, key, record), self.execute("COMMIT")).await;
+            let wrote = wrote?;
+            committed.map(|()| wrote)
+        };
+        Ok(match self.within(written).await? {
+            Wrote::Nothing => (Wrote::Nothing, None),
+            // Another client is likely to change it before this one does again.
+            Wrote::Stored(_) => (Wrote::Stored(None), None),
+        })
+    }
+
+    async fn end_turn(&mut self, _: &str) -> Result<(), Failure> {
+        self.within(self.execute("ROLLBACK")).await
     }
 }
 
@@ -95,129 +100,82 @@ async fn read(session: &Session, batches: &[KeyBatch]) -> Result<Vec<Row>, Failu
     session.rows(Sql::Read, &[&keys]).await
 }
 
-fn read_and_change(row: &Row, batch: &KeyBatch) -> Result<Option<Changed>, Done> {
-    let read =
-        Read::of(row).map_err(|failure| Done::Failed { error: failure.before_storing(), unsure: false })?;
-    read.change(batch).map_err(|error| Done::Failed { error, unsure: false })
-}
-
-/// Each of the records as it was written, or `None` if it was not.
-async fn write_all(
-    session: &Session,
-    batches: &[KeyBatch],
-    records: &[Changed],
-) -> Result<Vec<Option<Written>>, Failure> {
-    if let ([batch], [record]) = (batches, records) {
-        return Ok(vec![session.within(write_one(session, batch, record)).await?]);
-    }
-    let keys: Vec<_> = batches.iter().map(|batch| escape(&batch.key)).collect();
-    let versions: Vec<_> = records.iter().map(|record| record.version).collect();
-    let docs: Vec<_> = records.iter().map(|record| record.doc.as_str()).collect();
-    let read_at = records.iter().map(|record| record.now).min();
-    let until = records.iter().map(|record| record.until).min();
+async fn write_several(session: &Session, changed: &[(KeyBatch, Changed)]) -> Result<Vec<Wrote>, Failure> {
+    let keys: Vec<_> = changed.iter().map(|(batch, _)| escape(&batch.key)).collect();
+    let records = || changed.iter().map(|(_, record)| record);
+    let versions: Vec<_> = records().map(|record| record.version).collect();
+    let docs: Vec<_> = records().map(|record| escape(&record.doc)).collect();
+    let read_at = records().map(|record| record.now).min();
+    let until = records().map(|record| record.until).min();
     let messages = || {
-        keys.iter().zip(records).flat_map(|(key, record)| {
-            let messages = record.channels.iter().zip(&record.messages);
-            messages.map(move |(channel, message)| (key, channel, message))
+        keys.iter().zip(records()).flat_map(|(key, Changed { effects, .. })| {
+            let messages = effects.channels.iter().zip(&effects.texts);
+            messages.map(move |(channel, text)| (key, channel, text))
         })
     };
     let of_keys: Vec<_> = messages().map(|(key, ..)| key.as_ref()).collect();
     let channels: Vec<_> = messages().map(|(_, channel, _)| channel).collect();
-    let texts: Vec<_> = messages().map(|(.., message)| message).collect();
+    let texts: Vec<_> = messages().map(|(.., text)| text).collect();
     let with: [Parameter<'_>; 8] = [&keys, &versions, &docs, &read_at, &of_keys, &channels, &texts, &until];
     let asked = Instant::now();
-    let rows = session.within(session.rows(Sql::Write, &with)).await?;
+    let rows = session.rows(Sql::Write, &with).await?;
     let mut written = HashMap::new();
     for row in &rows {
-        written.insert(row.try_get::<_, &str>(0)?, row);
+        written.insert(value::<&str>(row, 0)?, row);
     }
-    let each = keys.iter().zip(&docs);
-    let each = each.map(|(key, doc)| written.get(key.as_ref()).map(|row| Written::of(row, 1, doc, asked)));
-    each.map(Option::transpose).collect()
+    let each = keys.iter().map(|key| wrote(written.get(key.as_ref()).copied(), 1, asked));
+    each.collect()
 }
 
-/// The record as it was written, or `None` if it was not.
-async fn write_one(
-    session: &Session,
-    batch: &KeyBatch,
-    record: &Changed,
-) -> Result<Option<Written>, Failure> {
-    let Changed { version, now, until, doc, channels, messages } = record;
-    let (key, asked) = (escape(&batch.key), Instant::now());
+async fn write_one(session: &Session, key: &str, record: &Changed) -> Result<Wrote, Failure> {
+    let Changed { version, now, until, doc, effects: Messages { channels, texts } } = record;
+    let (key, doc, asked) = (escape(key), escape(doc), Instant::now());
     let rows = match version {
         // A record that did not exist has no waiters, so there are no events to send.
-        None => session.rows(Sql::Insert, &[&key, doc, now]).await?,
-        Some(version) if messages.is_empty() => {
-            session.rows(Sql::Update, &[&key, version, doc, until]).await?
-        }
+        None => session.rows(Sql::Insert, &[&key, &doc, now]).await?,
+        Some(version) if texts.is_empty() => session.rows(Sql::Update, &[&key, version, &doc, until]).await?,
         Some(version) => {
-            session.rows(Sql::UpdateAndTell, &[&key, version, doc, until, channels, messages]).await?
+            session.rows(Sql::UpdateAndTell, &[&key, version, &doc, until, channels, texts]).await?
         }
     };
-    rows.first().map(|row| Written::of(row, 0, doc, asked)).transpose()
+    wrote(rows.first(), 0, asked)
 }
 
-/// Locks the record and reads it in one exchange, and writes it in another one, which ends the transaction.
-pub(super) async fn change_contended(session: &Session, batch: KeyBatch) -> Outcome {
-    let read = match session.within(lock_and_read(session, &batch)).await {
-        Ok(read) => read,
-        Err(failure) => {
-            let failure = roll_back(session, failure).await;
-            return failed(vec![batch], failure, Phase::Reading);
-        }
-    };
-    let (written, done) = match read.change(&batch) {
-        Ok(Some(record)) => (session.within(write_and_commit(session, &batch, &record)).await, None),
-        Ok(None) => (session.within(session.execute("ROLLBACK")).await.map(|()| true), Some(Done::Finished)),
-        Err(error) => {
-            let done = Done::Failed { error, unsure: false };
-            (session.within(session.execute("ROLLBACK")).await.map(|()| true), Some(done))
-        }
-    };
-    match (written, done) {
-        // An answer that needed no write holds however the transaction ends.
-        (written, Some(done)) => (vec![(batch, done)], written.err()),
-        (Ok(true), None) => (vec![(batch, Done::Finished)], None),
-        (Ok(false), None) => (vec![(batch, Done::Conflict)], None),
-        (Err(failure), None) => {
-            let failure = roll_back(session, failure).await;
-            failed(vec![batch], failure, Phase::Writing)
-        }
-    }
+/// What a statement that writes has returned for a record: the version and the time, from this column on.
+fn wrote(row: Option<&Row>, column: usize, asked: Instant) -> Result<Wrote, Failure> {
+    let Some(row) = row else { return Ok(Wrote::Nothing) };
+    let written = Written::new(value(row, column)?, value(row, column + 1)?, asked);
+    Ok(Wrote::Stored(Some(written)))
 }
 
 /// The record, and the time after it was locked.
-async fn lock_and_read(session: &Session, batch: &KeyBatch) -> Result<Read, Failure> {
+async fn lock_and_read(session: &Session, key: &str) -> Result<Read, Failure> {
     session.prepare([Sql::Lock, Sql::Clock, Sql::Update, Sql::UpdateAndTell, Sql::Insert]).await?;
-    let key = escape(&batch.key);
+    let (key, asked) = (escape(key), Instant::now());
     let (begun, record, clock) =
         join3(session.execute("BEGIN"), session.rows(Sql::Lock, &[&key]), session.rows(Sql::Clock, &[]))
             .await;
     begun?;
     let (record, clock) = (record?, clock?);
-    let Some(clock) = clock.first() else {
-        return Err(Failure::unavailable("the server did not return its time"));
-    };
+    let Some(clock) = clock.first() else { return Err(sql::missing()) };
     let stored = match record.first() {
-        Some(row) => Some((row.try_get(0)?, row.try_get(1)?)),
+        Some(row) => Some(stored(value(row, 0)?, value(row, 1)?)),
         None => None,
     };
-    Ok(Read::at(clock.try_get(0)?, stored, clock.try_get(1)?))
+    Ok(Read::at(value(clock, 0)?, value(clock, 1)?, stored, asked))
 }
 
-async fn write_and_commit(session: &Session, batch: &KeyBatch, record: &Changed) -> Result<bool, Failure> {
-    let (written, committed) = join(write_one(session, batch, record), session.execute("COMMIT")).await;
-    let is_written = written?.is_some();
-    committed.map(|()| is_written)
+/// A record as it is in the table.
+pub(super) fn stored(version: i64, doc: &str) -> Stored {
+    Stored { version, doc: unescape(doc).into_owned().into_bytes() }
 }
 
-/// Ends the transaction in which something failed, unless the session has ended with it.
-async fn roll_back(session: &Session, failure: Failure) -> Failure {
-    if failure.is_broken {
-        return failure;
-    }
-    match session.within(session.execute("ROLLBACK")).await {
-        Ok(()) => failure,
-        Err(_) => Failure { is_broken: true, ..failure },
-    }
+/// The channel of the client that an event is for, and the event.
+fn addressed(event: &Event) -> Option<(String, String)> {
+    Some((channel(event.lease()?.client()), escape(&event.to_string()).into_owned()))
+}
+
+/// Where a client listens.
+pub(super) fn channel(client: Uuid) -> String {
+    format!("lh_{}", client.simple())
 }

@@ -7,7 +7,6 @@ use tokio::sync::Mutex;
 use tokio::time::Instant;
 use uuid::Uuid;
 
-use super::connector::in_time;
 use super::failure::POOLER;
 use super::reach::reach;
 use super::session::{Listening, Session};
@@ -62,12 +61,12 @@ impl PoolerCheck {
 
     /// The session that has listened, unless it has been used or closed.
     pub(super) fn unused_listening(&self) -> Option<Listening> {
-        self.listening.lock().take().filter(|unused| !unused.session.is_closed())
+        self.listening.lock().take().filter(|unused| !unused.session.has_ended())
     }
 
     /// The other session, unless it has been used or closed.
     pub(super) fn unused(&self) -> Option<Session> {
-        self.other.lock().take().filter(|unused| !unused.is_closed())
+        self.other.lock().take().filter(|unused| !unused.has_ended())
     }
 }
 
@@ -78,12 +77,13 @@ impl PoolerCheck {
 /// Refused, if two connections were seen to share a session, or one to have several, or if the notification does not arrive.
 async fn test(settings: &Settings, end: Instant) -> Result<(Listening, Session), Failure> {
     // Of the same server.
-    let both = async |way| {
-        let both = join(Session::connect_listening(settings, &way), Session::connect(settings, &way)).await;
+    let both = async |config| {
+        let both =
+            join(Session::connect_listening(settings, &config), Session::connect(settings, &config)).await;
         Ok((both.0?, both.1?))
     };
     let (listening, other) = reach(settings, end, both).await?;
-    in_time(settings, end, notify(listening, other)).await
+    settings.in_time(end, notify(listening, other)).await
 }
 
 async fn notify(mut listening: Listening, other: Session) -> Result<(Listening, Session), Failure> {

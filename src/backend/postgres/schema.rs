@@ -5,6 +5,7 @@ use tokio_postgres::{Client, SimpleQueryMessage};
 
 use super::settings::Settings;
 use crate::backend::records::Failure;
+use crate::backend::sql::{check_version, missing as missing_answer};
 
 /// The tables of this crate, as statements that create them if they do not exist. A client does the same unless
 /// [`PostgresBuilder::create`](super::PostgresBuilder::create) is off, in the first schema of its `search_path`. Users of the tables need
@@ -56,8 +57,6 @@ const WITHOUT_USAGE: &str = "SELECT string_agg(quote_ident(nspname), ', ') FROM 
      WHERE nspname = CASE trim(path.name, '\"') WHEN '$user' THEN current_user ELSE trim(path.name, '\"') END \
      AND NOT has_schema_privilege(nspname, 'USAGE')";
 
-/// The version that this crate reads and writes.
-const VERSION: &str = "1";
 /// Creating the same table from two clients at once fails, so they take turns. An arbitrary number that no other program is likely to use.
 const LOCK: &str = "SELECT pg_advisory_xact_lock(6841273905571203)";
 
@@ -89,19 +88,14 @@ pub(super) async fn prepare(client: &Client, found: &Found, settings: &Settings)
         )));
     }
     let version = "SELECT (SELECT value FROM leasehold_meta WHERE name = 'schema')";
-    match row(client, version).await?.swap_remove(0) {
-        Some(version) if version == VERSION => Ok(()),
-        Some(version) => Err(Failure::refused(format!(
-            "its tables have version {version}, but this version of the crate uses version {VERSION}"
-        ))),
-        None => Err(Failure::refused("the table leasehold_meta does not contain the version of the tables")),
-    }
+    let version = row(client, version).await?.swap_remove(0);
+    check_version(version.and_then(|version| version.parse().ok()))
 }
 
 /// Why there is no schema for the tables.
 async fn no_schema(client: &Client, settings: &Settings) -> Result<Failure, Failure> {
     let unusable = row(client, WITHOUT_USAGE).await?.swap_remove(0);
-    Ok(Failure::refused(match (unusable, &settings.schema) {
+    Ok(Failure::refused(match (unusable, &settings.target.schema) {
         (Some(schemas), _) => format!(
             "this user may not use the schema {schemas} of its `search_path`: GRANT USAGE ON SCHEMA {schemas} TO ..."
         ),
@@ -138,6 +132,6 @@ pub(super) async fn row(client: &Client, statements: &str) -> Result<Vec<Option<
         SimpleQueryMessage::Row(row) => Some(row),
         _ => None,
     });
-    let Some(row) = last else { return Err(Failure::unavailable("an answer is missing")) };
+    let Some(row) = last else { return Err(missing_answer()) };
     Ok((0..row.len()).map(|n| row.get(n).map(str::to_owned)).collect())
 }

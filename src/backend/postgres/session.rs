@@ -8,11 +8,10 @@ use futures::future::{ready, select};
 use futures::stream::poll_fn as stream_of;
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::time::{sleep, timeout};
-use tokio_postgres::types::ToSql;
-use tokio_postgres::{AsyncMessage, Client, NoTls, Notification, Row};
+use tokio_postgres::types::{FromSql, ToSql};
+use tokio_postgres::{AsyncMessage, Client, Config, NoTls, Notification, Row};
 use tokio_util::sync::{CancellationToken, DropGuard};
 
-use super::reach::Way;
 use super::schema;
 use super::settings::Settings;
 use super::statement::{Prepared, Sql};
@@ -54,22 +53,25 @@ pub(super) struct Listening {
 
 impl Session {
     /// A connection without settings and checks.
-    pub(super) async fn connect(settings: &Settings, way: &Way) -> Result<Self, Failure> {
-        Self::connect_and_tell(settings, way, None).await
+    pub(super) async fn connect(settings: &Settings, config: &Config) -> Result<Self, Failure> {
+        Self::connect_and_tell(settings, config, None).await
     }
 
-    pub(super) async fn connect_listening(settings: &Settings, way: &Way) -> Result<Listening, Failure> {
+    pub(super) async fn connect_listening(
+        settings: &Settings,
+        config: &Config,
+    ) -> Result<Listening, Failure> {
         let (hear, heard) = unbounded();
-        let session = Self::connect_and_tell(settings, way, Some(hear)).await?;
+        let session = Self::connect_and_tell(settings, config, Some(hear)).await?;
         Ok(Listening { session, heard })
     }
 
     async fn connect_and_tell(
         settings: &Settings,
-        way: &Way,
+        config: &Config,
         hear: Option<UnboundedSender<Notification>>,
     ) -> Result<Self, Failure> {
-        let (client, connection) = connect(settings, way, hear).await?;
+        let (client, connection) = connect(settings, config, hear).await?;
         Ok(Self {
             client,
             prepared: Prepared::default(),
@@ -108,10 +110,10 @@ impl Session {
         Ok(self.client.query(statement, with).await?)
     }
 
-    /// How many rows a statement has changed.
-    pub(super) async fn change(&self, sql: Sql, with: &[Parameter<'_>]) -> Result<u64, Failure> {
+    /// Executes a statement that returns nothing.
+    pub(super) async fn change(&self, sql: Sql, with: &[Parameter<'_>]) -> Result<(), Failure> {
         let statement = self.prepared.get(&self.client, sql).await?;
-        Ok(self.client.execute(statement, with).await?)
+        Ok(self.client.execute(statement, with).await.map(drop)?)
     }
 
     /// Statements without parameters.
@@ -146,16 +148,21 @@ impl Session {
         timeout(limit, exchange).await.unwrap_or_else(|_| Err(Failure::timed_out(limit)))
     }
 
-    pub(super) fn is_closed(&self) -> bool {
+    pub(super) fn has_ended(&self) -> bool {
         self.client.is_closed()
     }
+}
+
+/// A value of a row.
+pub(super) fn value<'a, T: FromSql<'a>>(row: &'a Row, column: usize) -> Result<T, Failure> {
+    row.try_get(column).map_err(|_| Failure::unavailable("its answer cannot be read"))
 }
 
 fn session_settings(settings: &Settings) -> String {
     let statement = settings.reply_timeout.as_millis();
     let (lock, idle) = (LOCK_WAIT.as_millis(), ROW_LOCK.as_millis());
     // It contains no quotation marks.
-    let path = settings.schema.as_ref().map(|schema| format!("SET search_path = \"{schema}\"; "));
+    let path = settings.target.schema.as_ref().map(|schema| format!("SET search_path = \"{schema}\"; "));
     let path = path.unwrap_or_default();
     format!(
         "{path}SET default_transaction_isolation = 'read committed'; SET statement_timeout = {statement}; SET lock_timeout = {lock}; \
@@ -168,14 +175,14 @@ fn session_settings(settings: &Settings) -> String {
 /// Opens a connection, which a task of the current runtime carries until the guard is dropped.
 async fn connect(
     settings: &Settings,
-    way: &Way,
+    config: &Config,
     heard: Option<UnboundedSender<Notification>>,
 ) -> Result<(Client, DropGuard), Failure> {
-    let Some(tls) = &settings.tls else {
-        let (client, connection) = way.config.connect(NoTls).await?;
+    let Some(tls) = &settings.target.tls else {
+        let (client, connection) = config.connect(NoTls).await?;
         return Ok((client, drive(connection, heard)));
     };
-    let connected = way.config.connect(Encrypting(tls.clone())).await.map_err(Failure::from);
+    let connected = config.connect(Encrypting(tls.clone())).await.map_err(Failure::from);
     let (client, connection) =
         connected.map_err(|failure| Failure { why: explain(failure.why), ..failure })?;
     Ok((client, drive(connection, heard)))

@@ -1,44 +1,27 @@
-//! Removes records that have not been used for a day.
+//! Finding and removing unused records.
 
-use std::time::Duration;
-
-use super::session::Session;
+use super::exchange::stored;
+use super::session::{Session, value};
 use super::statement::Sql;
-use super::text::unescape;
 use crate::backend::records::Failure;
-use crate::backend::{Ledger, Stamp};
+use crate::backend::sql::{Stored, Sweep};
 
-/// How often a client considers it. Of several clients, one does it.
-pub(super) const INTERVAL: Duration = Duration::from_secs(60 * 60);
-const INTERVAL_MICROS: i64 = INTERVAL.as_micros() as i64;
-/// How long an unused record is kept.
-const IDLE_MICROS: i64 = 24 * INTERVAL_MICROS;
+impl Sweep for Session {
+    type Key = String;
 
-/// Removes unused records, unless another client has done so within the last hour.
-pub(super) async fn sweep(session: &Session) -> Result<(), Failure> {
-    let begun = session.within(session.rows(Sql::Sweep, &[&INTERVAL_MICROS])).await?;
-    let Some(begun) = begun.first() else { return Ok(()) };
-    let now: i64 = begun.try_get(0)?;
-    // The version of a record is the time when it was written.
-    let before = now - IDLE_MICROS;
-    let mut after = String::new();
-    loop {
-        let rows = session.within(session.rows(Sql::Idle, &[&after, &before])).await?;
-        let Some(last) = rows.last() else { return Ok(()) };
-        after = last.try_get(0)?;
-        let (mut keys, mut versions, mut floor) = (Vec::<&str>::new(), Vec::<i64>::new(), 0);
-        for row in &rows {
-            // A record that cannot be parsed may belong to another program, and is kept.
-            let Ok(ledger) = unescape(row.try_get(2)?).parse::<Ledger>() else { continue };
-            let micros = u64::try_from(now).unwrap_or(0);
-            if !ledger.is_in_use(Stamp::new(micros, micros, 0)) {
-                keys.push(row.try_get(0)?);
-                versions.push(row.try_get(1)?);
-                floor = floor.max(i64::try_from(ledger.last_number()).unwrap_or(i64::MAX));
-            }
-        }
-        if !keys.is_empty() {
-            session.within(session.change(Sql::Remove, &[&keys, &versions, &floor])).await?;
-        }
+    async fn begin_sweep(&mut self, interval: i64) -> Result<Option<i64>, Failure> {
+        let begun = self.within(self.rows(Sql::Sweep, &[&interval])).await?;
+        begun.first().map(|row| value(row, 0)).transpose()
+    }
+
+    async fn idle(&mut self, after: &String, before: i64) -> Result<Vec<(String, Stored)>, Failure> {
+        let rows = self.within(self.rows(Sql::Idle, &[after, &before])).await?;
+        rows.iter().map(|row| Ok((value(row, 0)?, stored(value(row, 1)?, value(row, 2)?)))).collect()
+    }
+
+    async fn remove(&mut self, records: &[(String, i64)], floor: i64) -> Result<(), Failure> {
+        let (keys, versions): (Vec<&String>, Vec<&i64>) =
+            records.iter().map(|(key, version)| (key, version)).unzip();
+        self.within(self.change(Sql::Remove, &[&keys, &versions, &floor])).await
     }
 }

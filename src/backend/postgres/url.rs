@@ -4,55 +4,54 @@ use tokio_postgres::Config;
 use tokio_postgres::config::SslMode;
 
 use super::PostgresBuilder;
-use crate::backend::tls::TlsOptions;
 use crate::backend::url_parts::{
-    boolean, check_at_signs, duration, file, invalid, number, options, unknown_option,
+    Options, UrlOption, Value, check_at_signs, ignored, invalid, passed_on, set, together,
 };
 use crate::error::Error;
 
-/// Those of this crate, and those of `tokio_postgres` that make sense here.
-const OPTIONS: &[&str] = &[
-    "connect_timeout",
-    "reply_timeout",
-    "max_connections",
-    "create",
-    "schema",
-    "sslmode",
-    "options",
-    "application_name",
-    "keepalives",
-    "keepalives_idle",
-    "keepalives_interval",
-    "keepalives_retries",
-    "keepalives_count",
-    "tcp_user_timeout",
-    "channel_binding",
-    "target_session_attrs",
-    "load_balance_hosts",
-    "sslnegotiation",
-    "sslrootcert",
-    "sslcert",
-    "sslkey",
-    "host",
-    "hostaddr",
-    "port",
-    "user",
-    "password",
-    "dbname",
-];
-
-/// Options of libpq and sqlx that mean nothing here: they are ignored, because people paste the URL that they have.
-const IGNORED: &[&str] = &[
-    "statement-cache-capacity",
-    "client_encoding",
-    "fallback_application_name",
-    "sslcompression",
-    "sslsni",
-    "gsslib",
-    "krbsrvname",
-    "gssdelegation",
-    "gssencmode",
-    "sslcertmode",
+/// Those of this crate, those of `tokio_postgres` that make sense here, and those of libpq and sqlx that mean nothing here.
+const OPTIONS: &[UrlOption<PostgresBuilder>] = &[
+    set(&["connect_timeout"], |builder, value| {
+        // Whole seconds, as others write it.
+        let seconds = value.text.parse::<u32>().ok().map(|seconds| format!("{seconds}s"));
+        let text = seconds.as_deref().unwrap_or(value.text);
+        Ok(builder.connect_timeout(Value { text, ..value }.duration()?))
+    }),
+    set(&["reply_timeout"], |builder, value| Ok(builder.reply_timeout(value.duration()?))),
+    set(&["max_connections"], |builder, value| Ok(builder.max_connections(value.number()?))),
+    set(&["create"], |builder, value| Ok(builder.create(value.boolean()?))),
+    set(&["schema"], |builder, value| Ok(builder.schema(value.text))),
+    passed_on(&["sslmode", "ssl-mode"]),
+    together(&["sslrootcert", "ssl-root-cert", "ssl-ca"]),
+    together(&["sslcert", "ssl-cert"]),
+    together(&["sslkey", "ssl-key"]),
+    passed_on(&["options"]),
+    passed_on(&["application_name"]),
+    passed_on(&["keepalives"]),
+    passed_on(&["keepalives_idle"]),
+    passed_on(&["keepalives_interval"]),
+    passed_on(&["keepalives_retries", "keepalives_count"]),
+    passed_on(&["tcp_user_timeout"]),
+    passed_on(&["channel_binding"]),
+    passed_on(&["target_session_attrs"]),
+    passed_on(&["load_balance_hosts"]),
+    passed_on(&["sslnegotiation"]),
+    passed_on(&["host"]),
+    passed_on(&["hostaddr"]),
+    passed_on(&["port"]),
+    passed_on(&["user"]),
+    passed_on(&["password"]),
+    passed_on(&["dbname"]),
+    ignored(&["statement-cache-capacity"]),
+    ignored(&["client_encoding"]),
+    ignored(&["fallback_application_name"]),
+    ignored(&["sslcompression"]),
+    ignored(&["sslsni"]),
+    ignored(&["gsslib"]),
+    ignored(&["krbsrvname"]),
+    ignored(&["gssdelegation"]),
+    ignored(&["gssencmode"]),
+    ignored(&["sslcertmode"]),
 ];
 
 /// Parses the URL. Errors never repeat it, because it may contain a password.
@@ -62,28 +61,23 @@ pub(super) fn parse(url: &str) -> Result<PostgresBuilder, Error> {
     }
     check_at_signs(url)?;
     let (place, query) = url.split_once('?').unwrap_or((url, ""));
-    let (ours, theirs): (Vec<_>, Vec<_>) = options(query)
-        .map(|(name, value)| (usual_name(name), value))
-        .filter(|(name, _)| !IGNORED.contains(name))
-        .partition(|(name, _)| is_ours(name));
-    if let Some((name, _)) = theirs.iter().find(|(name, _)| !OPTIONS.contains(name)) {
-        return Err(unknown_option(name, OPTIONS));
-    }
-    // Certificates are always verified.
-    let verified = |value| if matches!(value, "verify-ca" | "verify-full") { "require" } else { value };
-    if let Some(mode @ ("allow" | "prefer")) = value_of(&theirs, "sslmode") {
+    let options = Options::of(query, OPTIONS)?;
+    if let Some(Value { text: mode @ ("allow" | "prefer"), .. }) = options.value_of("sslmode") {
         tracing::warn!("`sslmode={mode}` does not enable TLS here; `sslmode=require` does");
     }
-    let theirs = theirs.iter().map(|&(name, value)| match name {
-        // Neither of them is encrypted here.
-        "sslmode" if value == "allow" => "sslmode=prefer".to_owned(),
-        "keepalives_count" => format!("keepalives_retries={value}"),
-        "target_session_attrs" if value == "primary" => format!("{name}=read-write"),
-        "sslmode" => format!("{name}={}", verified(value)),
-        _ => format!("{name}={value}"),
+    let passed_on = options.passed_on().map(|Value { option, text }| {
+        let text = match (option, text) {
+            // Neither of them is encrypted here.
+            ("sslmode", "allow") => "prefer",
+            // Certificates are always verified.
+            ("sslmode", "verify-ca" | "verify-full") => "require",
+            ("target_session_attrs", "primary") => "read-write",
+            (_, text) => text,
+        };
+        format!("{option}={text}")
     });
-    let theirs: Vec<_> = theirs.collect();
-    let config: Config = format!("{place}?{}", theirs.join("&")).parse().map_err(|error| {
+    let passed_on = passed_on.collect::<Vec<_>>().join("&");
+    let config: Config = format!("{place}?{passed_on}").parse().map_err(|error| {
         // It names an option at most.
         let error: tokio_postgres::Error = error;
         let why = std::error::Error::source(&error).map(ToString::to_string).unwrap_or_default();
@@ -93,79 +87,30 @@ pub(super) fn parse(url: &str) -> Result<PostgresBuilder, Error> {
     if config.get_hosts().is_empty() && config.get_hostaddrs().is_empty() {
         return Err(invalid("it names no host"));
     }
-    let builder = PostgresBuilder::new(config);
-    let builder = ours.iter().try_fold(builder, |builder, (name, value)| set(builder, name, value))?;
-    with_certificates(builder, &ours)
-}
-
-/// sqlx has other names for some of the options of libpq.
-fn usual_name(name: &str) -> &str {
-    match name {
-        "ssl-mode" => "sslmode",
-        "ssl-root-cert" | "ssl-ca" => "sslrootcert",
-        "ssl-cert" => "sslcert",
-        "ssl-key" => "sslkey",
-        name => name,
-    }
-}
-
-fn value_of<'a>(options: &[(&str, &'a str)], name: &str) -> Option<&'a str> {
-    options.iter().rev().find(|(known, _)| *known == name).map(|(_, value)| *value)
-}
-
-/// Reads the files that `sslrootcert`, `sslcert` and `sslkey` name, if TLS is used.
-fn with_certificates(builder: PostgresBuilder, options: &[(&str, &str)]) -> Result<PostgresBuilder, Error> {
-    let [authority, certificate, key] = CERTIFICATES.map(|name| value_of(options, name));
-    // Those that the system trusts are the default.
-    let authority = authority.filter(|authority| *authority != "system");
-    let is_any = [authority, certificate, key].iter().any(Option::is_some);
-    if builder.settings.config.get_ssl_mode() != SslMode::Require || !is_any {
+    let builder = options.set(PostgresBuilder::new(config))?;
+    if builder.settings.target.config.get_ssl_mode() != SslMode::Require {
         return Ok(builder);
     }
-    let mut tls = TlsOptions::new();
-    if let Some(authority) = authority {
-        tls = tls.ca_certificate_pem(file("sslrootcert", authority)?);
-    }
-    match (certificate, key) {
-        (Some(certificate), Some(key)) => {
-            tls = tls.client_certificate_pem(file("sslcert", certificate)?, file("sslkey", key)?);
-        }
-        (None, None) => {}
-        _ => return Err(invalid("`sslcert` and `sslkey` are only of use together")),
-    }
-    Ok(builder.tls(tls))
+    // The authorities that the system trusts are the default.
+    let authorities = options.value_of("sslrootcert").filter(|authorities| authorities.text != "system");
+    let certificates = options.certificates(authorities, ["sslcert", "sslkey"])?;
+    Ok(certificates.into_iter().fold(builder, PostgresBuilder::tls))
 }
 
-/// Names of files.
-const CERTIFICATES: [&str; 3] = ["sslrootcert", "sslcert", "sslkey"];
 const SHAPE: &str = "it is not of the form `postgres://[user[:password]@]host[:port][,host...][/database][?option=value&...]`, with \
      special characters percent-encoded";
-
-fn is_ours(name: &str) -> bool {
-    ["connect_timeout", "reply_timeout", "max_connections", "create", "schema"].contains(&name)
-        || CERTIFICATES.contains(&name)
-}
-
-fn set(builder: PostgresBuilder, name: &str, value: &str) -> Result<PostgresBuilder, Error> {
-    Ok(match (name, value) {
-        // Whole seconds, as others write it.
-        ("connect_timeout", _) if value.parse::<u32>().is_ok() => {
-            builder.connect_timeout(duration(name, &format!("{value}s"))?)
-        }
-        ("connect_timeout", _) => builder.connect_timeout(duration(name, value)?),
-        ("reply_timeout", _) => builder.reply_timeout(duration(name, value)?),
-        ("max_connections", _) => builder.max_connections(number(name, value)?),
-        ("sslrootcert" | "sslcert" | "sslkey", _) => builder,
-        ("schema", _) => builder.schema(value),
-        _ => builder.create(boolean(name, value)?),
-    })
-}
 
 #[cfg(test)]
 mod tests {
     use std::time::Duration;
 
     use super::*;
+    use crate::backend::url_parts::documentation::assert_documented;
+
+    #[test]
+    fn every_option_is_documented() {
+        assert_documented(OPTIONS, include_str!("../../../docs/postgres.md"));
+    }
 
     #[test]
     fn a_url_is_read_and_shown_without_credentials() {
@@ -185,7 +130,7 @@ mod tests {
             assert_eq!(builder.settings.address, address, "{url}");
             assert!(!format!("{builder:?}").contains("hunt"), "{builder:?}");
         }
-        let config = parse("postgres://u:hunt%2Fer2@h").unwrap().settings.config;
+        let config = parse("postgres://u:hunt%2Fer2@h").unwrap().settings.target.config;
         assert_eq!(config.get_password(), Some("hunt/er2".as_bytes()));
         assert_eq!(config.get_application_name(), Some("leasehold"));
     }
@@ -198,8 +143,8 @@ mod tests {
         assert_eq!(settings.connect_timeout, Duration::from_millis(500));
         assert_eq!(settings.reply_timeout, Duration::from_secs(3));
         assert_eq!((settings.max_connections, settings.create), (7, false));
-        assert_eq!(settings.config.get_application_name(), Some("x"));
-        assert_eq!(settings.config.get_options(), Some("-c search_path=locks"));
+        assert_eq!(settings.target.config.get_application_name(), Some("x"));
+        assert_eq!(settings.target.config.get_options(), Some("-c search_path=locks"));
         let settings = parse("postgres://h?connect_timeout=10&create=true").unwrap().settings;
         assert_eq!((settings.connect_timeout, settings.create), (Duration::from_secs(10), true));
     }

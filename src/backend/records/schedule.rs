@@ -1,4 +1,4 @@
-//! What is to be changed, and by which connection: changes of one key in the order in which they were requested, changes of different
+//! In which order a client's changes are carried out: changes of one key in the order in which they were requested, changes of different
 //! keys together.
 
 use std::collections::{HashMap, VecDeque};
@@ -9,72 +9,20 @@ use std::time::{Duration, Instant};
 use parking_lot::Mutex;
 use tokio::sync::Notify;
 
+use super::cache::{Cache, Cached};
 use super::job::{Change, Job, Task};
+use super::round::{Done, KeyBatch, Round};
 use crate::backend::{BackendError, Event, Ledger, Stamp};
 
 /// How many keys are changed by one statement at most.
 const TOGETHER: usize = 128;
 /// Above this many contended keys, those that are no longer contended are dropped.
 const MAX_CONTENDED: usize = 256;
-/// The maximum number of cached records.
-const WRITTEN: usize = 4096;
-/// How often records that are no longer recent are dropped from a full cache.
-const PURGE_INTERVAL: Duration = Duration::from_secs(1);
-
-/// A record as this client last wrote it. Unless another client changes it, it need not be read again.
-pub(in crate::backend) trait Cached: Send + 'static {
-    /// How long a record counts as contended after another client has changed it first.
-    const CONTENDED: Duration = Duration::from_secs(1);
-
-    /// Whether it may still be used.
-    fn is_recent(&self) -> bool;
-}
-
-/// The pending changes of one key, to be stored together.
-pub(in crate::backend) struct KeyBatch<R> {
-    pub(in crate::backend) key: Arc<str>,
-    pub(in crate::backend) tasks: Vec<Task>,
-    /// Whether to write the record even if it stays the same: an earlier write may still be in flight, and must then fail.
-    pub(in crate::backend) must_write: bool,
-    /// How often it was tried before.
-    pub(in crate::backend) tries: u32,
-    /// The cached record, if there is one.
-    pub(in crate::backend) written: Option<R>,
-}
-
-/// What one connection does next.
-pub(in crate::backend) enum Round<R> {
-    /// Read these records, and write those that no other client has changed in the meantime.
-    Uncontended(Vec<KeyBatch<R>>),
-    /// To change this record under its lock.
-    Contended(KeyBatch<R>),
-}
-
-impl<R> Round<R> {
-    pub(in crate::backend) fn into_batches(self) -> Vec<KeyBatch<R>> {
-        match self {
-            Self::Uncontended(batches) => batches,
-            Self::Contended(batch) => vec![batch],
-        }
-    }
-}
-
-/// The result of a batch for one key.
-pub(in crate::backend) enum Done {
-    Finished,
-    /// Not carried out, for this reason. If `unsure`, it may have been stored after all.
-    Failed {
-        error: BackendError,
-        unsure: bool,
-    },
-    /// To be repeated, because another client changed the record first.
-    Conflict,
-    /// To be done again, on another session.
-    Retry,
-}
 
 pub(in crate::backend) struct Schedule<R> {
     state: Mutex<State<R>>,
+    /// How long a record counts as contended after another client has changed it first.
+    contended: Duration,
     /// Notified when there may be something to do, and when there will be nothing more.
     changed: Notify,
 }
@@ -86,9 +34,7 @@ struct State<R> {
     contended: VecDeque<Arc<str>>,
     is_turn_of_contended: bool,
     contended_until: HashMap<Arc<str>, Instant>,
-    written: HashMap<Arc<str>, R>,
-    /// When old records were last dropped from `written`.
-    purged: Option<Instant>,
+    written: Cache<R>,
     is_closed: bool,
 }
 
@@ -103,7 +49,7 @@ struct Queue {
 
 impl<R> Default for Schedule<R> {
     fn default() -> Self {
-        Self { state: Mutex::default(), changed: Notify::new() }
+        Self::with_contended(Duration::from_secs(1))
     }
 }
 
@@ -115,10 +61,16 @@ impl<R> Default for State<R> {
             contended: VecDeque::new(),
             is_turn_of_contended: false,
             contended_until: HashMap::new(),
-            written: HashMap::new(),
-            purged: None,
+            written: Cache::default(),
             is_closed: false,
         }
+    }
+}
+
+impl<R> Schedule<R> {
+    /// A record counts as contended for this long after another client has changed it first.
+    pub(in crate::backend) fn with_contended(contended: Duration) -> Self {
+        Self { state: Mutex::default(), contended, changed: Notify::new() }
     }
 }
 
@@ -179,7 +131,7 @@ impl<R: Cached> Schedule<R> {
 
     /// Adds to a batch the changes of its key that were requested since it was taken, before it is executed. Returns whether there were
     /// any: a record that was read earlier may then be older than such a request.
-    #[cfg(feature = "mysql")]
+    #[cfg(any(feature = "mysql", feature = "postgres"))]
     pub(in crate::backend) fn add_later(&self, batch: &mut KeyBatch<R>) -> bool {
         let mut state = self.state.lock();
         let Some(queue) = state.keys.get_mut(&batch.key) else { return false };
@@ -207,19 +159,19 @@ impl<R: Cached> Schedule<R> {
         };
         // First, so that callers can submit their next change before the key becomes free: that change is then already queued.
         tasks.iter().for_each(|task| task.finish(outcome.map_err(BackendError::clone)));
-        self.state.lock().put_back(batch, &done);
+        self.state.lock().put_back(batch, &done, self.contended);
         self.changed.notify_one();
     }
 
     /// Caches a record as another client has changed it.
     #[cfg(feature = "etcd")]
     pub(in crate::backend) fn cache(&self, key: &Arc<str>, written: R) {
-        self.state.lock().cache(key, written);
+        self.state.lock().written.insert(key, written);
     }
 
     /// Drops the cached record: another client has changed it.
     pub(in crate::backend) fn forget(&self, key: &str) {
-        self.state.lock().written.remove(key);
+        self.state.lock().written.take(key);
     }
 
     /// Caches a record as it was just read, unless a connection is working on it.
@@ -227,7 +179,7 @@ impl<R: Cached> Schedule<R> {
     pub(in crate::backend) fn cache_read(&self, key: &Arc<str>, record: R) {
         let mut state = self.state.lock();
         if state.keys.get(key).is_none_or(|queue| !queue.is_taken) {
-            state.cache(key, record);
+            state.written.insert(key, record);
         }
     }
 
@@ -285,14 +237,14 @@ impl<R: Cached> State<R> {
         let queue = self.keys.get_mut(&key)?;
         queue.is_taken = true;
         let tasks = mem::take(&mut queue.tasks).into();
-        let written = self.written.remove(&key).filter(R::is_recent);
+        let written = self.written.take(&key);
         Some(KeyBatch { key, tasks, must_write: queue.must_write, tries: queue.tries, written })
     }
 
-    fn put_back(&mut self, batch: KeyBatch<R>, done: &Done) {
+    fn put_back(&mut self, batch: KeyBatch<R>, done: &Done, contended: Duration) {
         let KeyBatch { key, tasks, tries, written, .. } = batch;
         if let (Done::Finished, Some(written)) = (done, written) {
-            self.cache(&key, written);
+            self.written.insert(&key, written);
         }
         let Some(queue) = self.keys.get_mut(&key) else { return };
         queue.is_taken = false;
@@ -307,7 +259,7 @@ impl<R: Cached> State<R> {
         }
         let (is_idle, is_known) = (queue.tasks.is_empty(), queue.must_write);
         if matches!(done, Done::Conflict) {
-            self.mark_contended(&key);
+            self.mark_contended(&key, contended);
         }
         if !is_idle {
             self.make_ready(key);
@@ -316,23 +268,12 @@ impl<R: Cached> State<R> {
         }
     }
 
-    fn cache(&mut self, key: &Arc<str>, written: R) {
-        // With thousands of guards, all records are recent, and scanning them for each one would cost more than the renewals.
-        if self.written.len() >= WRITTEN && self.purged.is_none_or(|at| at.elapsed() >= PURGE_INTERVAL) {
-            self.written.retain(|_, written| written.is_recent());
-            self.purged = Some(Instant::now());
-        }
-        if self.written.len() < WRITTEN {
-            self.written.insert(Arc::clone(key), written);
-        }
-    }
-
-    fn mark_contended(&mut self, key: &Arc<str>) {
+    fn mark_contended(&mut self, key: &Arc<str>, contended: Duration) {
         let now = Instant::now();
         if self.contended_until.len() >= MAX_CONTENDED {
             self.contended_until.retain(|_, until| *until > now);
         }
-        self.contended_until.insert(Arc::clone(key), now + R::CONTENDED);
+        self.contended_until.insert(Arc::clone(key), now + contended);
     }
 }
 
@@ -430,7 +371,7 @@ mod tests {
         assert!(site.observing.0.lock().is_empty());
     }
 
-    #[cfg(feature = "mysql")]
+    #[cfg(any(feature = "mysql", feature = "postgres"))]
     #[test]
     fn changes_requested_before_a_batch_is_executed_may_join_it() {
         let mut site = Site::new();

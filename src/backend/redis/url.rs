@@ -4,9 +4,11 @@ use std::path::PathBuf;
 
 use super::target::{Login, Server, Target, Topology};
 use crate::backend::by_url::REDIS_SCHEMES;
-use crate::backend::url_parts::{decode, invalid, options, unknown_option};
+use crate::backend::url_parts::{Options, UrlOption, decode, invalid};
 use crate::error::Error;
 
+/// There are none.
+const OPTIONS: &[UrlOption<Target>] = &[];
 const DEFAULT_PORT: u16 = 6379;
 const SENTINEL_PORT: u16 = 26379;
 
@@ -69,9 +71,7 @@ pub(super) fn parse(url: &str) -> Result<Target, Error> {
         }
     };
     // Last: before it is known what the rest of the URL is, this may be a part of a password.
-    if let Some((name, _)) = options(query).next() {
-        return Err(unknown_option(name, &[]));
-    }
+    Options::of(query, OPTIONS)?;
     Ok(Target { topology, login, tls: form.tls })
 }
 

@@ -2,10 +2,24 @@
 
 use super::RedlockBuilder;
 use crate::backend::RedisBackend;
-use crate::backend::url_parts::{check_at_signs, duration, invalid, options, unknown_option};
+use crate::backend::url_parts::{Options, UrlOption, check_at_signs, invalid, set};
 use crate::error::Error;
 
-const OPTIONS: &[&str] = &["node_timeout", "connect_timeout", "reply_timeout", "poll_interval"];
+const OPTIONS: &[UrlOption<RedlockBuilder>] = &[
+    set(&["node_timeout"], |builder, value| Ok(builder.node_timeout(value.duration()?))),
+    set(&["connect_timeout"], |builder, value| {
+        let timeout = value.duration()?;
+        Ok(builder.each(|node| node.connect_timeout(timeout)))
+    }),
+    set(&["reply_timeout"], |builder, value| {
+        let timeout = value.duration()?;
+        Ok(builder.each(|node| node.reply_timeout(timeout)))
+    }),
+    set(&["poll_interval"], |builder, value| {
+        let interval = value.duration()?;
+        Ok(builder.each(|node| node.poll_interval(interval)))
+    }),
+];
 
 /// Parses the URL. Errors never repeat it, because it may contain a password.
 pub(super) fn parse(url: &str) -> Result<RedlockBuilder, Error> {
@@ -32,31 +46,7 @@ pub(super) fn parse(url: &str) -> Result<RedlockBuilder, Error> {
         }
         nodes.push(RedisBackend::builder(&format!("{node_scheme}://{user}{at}{host}{slash}{path}"))?);
     }
-    let mut builder = RedlockBuilder::new(nodes);
-    for (name, value) in options(query) {
-        builder = set(builder, name, value)?;
-    }
-    Ok(builder)
-}
-
-fn set(builder: RedlockBuilder, name: &str, value: &str) -> Result<RedlockBuilder, Error> {
-    let duration = || duration(name, value);
-    Ok(match name {
-        "node_timeout" => builder.node_timeout(duration()?),
-        "connect_timeout" => {
-            let timeout = duration()?;
-            builder.each(|node| node.connect_timeout(timeout))
-        }
-        "reply_timeout" => {
-            let timeout = duration()?;
-            builder.each(|node| node.reply_timeout(timeout))
-        }
-        "poll_interval" => {
-            let interval = duration()?;
-            builder.each(|node| node.poll_interval(interval))
-        }
-        _ => return Err(unknown_option(name, OPTIONS)),
-    })
+    Options::of(query, OPTIONS)?.set(RedlockBuilder::new(nodes))
 }
 
 #[cfg(test)]
@@ -64,6 +54,12 @@ mod tests {
     use std::time::Duration;
 
     use super::*;
+    use crate::backend::url_parts::documentation::assert_documented;
+
+    #[test]
+    fn every_option_is_documented() {
+        assert_documented(OPTIONS, include_str!("../../../docs/redlock.md"));
+    }
 
     #[test]
     fn every_host_is_a_node_with_the_same_credentials_and_database() {

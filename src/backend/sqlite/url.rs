@@ -1,10 +1,18 @@
 //! `sqlite:PATH[?option=value&...]`
 
 use super::{SqliteBuilder, Synchronous};
-use crate::backend::url_parts::{boolean, decode, duration, invalid, options, unknown_option};
+use crate::backend::url_parts::{Options, UrlOption, decode, invalid, set};
 use crate::error::Error;
 
-const OPTIONS: &[&str] = &["synchronous", "busy_timeout", "poll_interval", "create"];
+const OPTIONS: &[UrlOption<SqliteBuilder>] = &[
+    set(&["synchronous"], |builder, value| {
+        let modes = [("normal", Synchronous::Normal), ("full", Synchronous::Full)];
+        Ok(builder.synchronous(value.either(modes)?))
+    }),
+    set(&["busy_timeout"], |builder, value| Ok(builder.busy_timeout(value.duration()?))),
+    set(&["poll_interval"], |builder, value| Ok(builder.poll_interval(value.duration()?))),
+    set(&["create"], |builder, value| Ok(builder.create(value.boolean()?))),
+];
 
 pub(super) fn parse(url: &str) -> Result<SqliteBuilder, Error> {
     let Some(rest) = url.strip_prefix("sqlite:") else {
@@ -14,11 +22,8 @@ pub(super) fn parse(url: &str) -> Result<SqliteBuilder, Error> {
         return Err(invalid("it has a `#`: percent-encode it as `%23` if it belongs to the path"));
     }
     let (path, query) = rest.split_once('?').unwrap_or((rest, ""));
-    let mut builder = SqliteBuilder::new(path_of(path)?.into());
-    for (name, value) in options(query) {
-        builder = set(builder, name, value)?;
-    }
-    Ok(builder)
+    let builder = SqliteBuilder::new(path_of(path)?.into());
+    Options::of(query, OPTIONS)?.set(builder)
 }
 
 fn path_of(text: &str) -> Result<String, Error> {
@@ -45,26 +50,18 @@ fn path_of(text: &str) -> Result<String, Error> {
     Ok(path)
 }
 
-fn set(builder: SqliteBuilder, name: &str, value: &str) -> Result<SqliteBuilder, Error> {
-    Ok(match (name, value) {
-        ("synchronous", "normal") => builder.synchronous(Synchronous::Normal),
-        ("synchronous", "full") => builder.synchronous(Synchronous::Full),
-        ("synchronous", _) => {
-            return Err(invalid("`synchronous` is neither `normal` nor `full`"));
-        }
-        ("busy_timeout", _) => builder.busy_timeout(duration(name, value)?),
-        ("poll_interval", _) => builder.poll_interval(duration(name, value)?),
-        ("create", _) => builder.create(boolean(name, value)?),
-        _ => return Err(unknown_option(name, OPTIONS)),
-    })
-}
-
 #[cfg(test)]
 mod tests {
     use std::path::Path;
     use std::time::Duration;
 
     use super::*;
+    use crate::backend::url_parts::documentation::assert_documented;
+
+    #[test]
+    fn every_option_is_documented() {
+        assert_documented(OPTIONS, include_str!("../../../docs/sqlite.md"));
+    }
 
     #[test]
     fn paths_are_decoded_and_absolute() {

@@ -2,10 +2,18 @@
 
 use super::ZookeeperBuilder;
 use crate::backend::tls::TlsOptions;
-use crate::backend::url_parts::{boolean, decode, duration, invalid, options, unknown_option};
+use crate::backend::url_parts::{Options, UrlOption, decode, invalid, set};
 use crate::error::Error;
 
-const OPTIONS: &[&str] = &["session_timeout", "connect_timeout", "reply_timeout", "create", "tls"];
+const OPTIONS: &[UrlOption<ZookeeperBuilder>] = &[
+    set(&["session_timeout"], |builder, value| Ok(builder.session_timeout(value.duration()?))),
+    set(&["connect_timeout"], |builder, value| Ok(builder.connect_timeout(value.duration()?))),
+    set(&["reply_timeout"], |builder, value| Ok(builder.reply_timeout(value.duration()?))),
+    set(&["create"], |builder, value| Ok(builder.create(value.boolean()?))),
+    set(&["tls"], |builder, value| {
+        Ok(if value.boolean()? { builder.tls(TlsOptions::new()) } else { builder })
+    }),
+];
 
 /// Parses the URL. Errors never repeat it, because it may contain a password.
 pub(super) fn parse(url: &str) -> Result<ZookeeperBuilder, Error> {
@@ -46,19 +54,7 @@ pub(super) fn parse(url: &str) -> Result<ZookeeperBuilder, Error> {
         }
         builder = builder.credentials(decode(user)?, decode(password)?);
     }
-    options(query).try_fold(builder, |builder, (name, value)| set(builder, name, value))
-}
-
-fn set(builder: ZookeeperBuilder, name: &str, value: &str) -> Result<ZookeeperBuilder, Error> {
-    Ok(match name {
-        "session_timeout" => builder.session_timeout(duration(name, value)?),
-        "connect_timeout" => builder.connect_timeout(duration(name, value)?),
-        "reply_timeout" => builder.reply_timeout(duration(name, value)?),
-        "create" => builder.create(boolean(name, value)?),
-        "tls" if boolean(name, value)? => builder.tls(TlsOptions::new()),
-        "tls" => builder,
-        _ => return Err(unknown_option(name, OPTIONS)),
-    })
+    Options::of(query, OPTIONS)?.set(builder)
 }
 
 fn not_encoded(character: char, encoded: &str) -> Error {
@@ -71,9 +67,15 @@ fn not_encoded(character: char, encoded: &str) -> Error {
 mod tests {
     use super::*;
     use crate::backend::Backend;
+    use crate::backend::url_parts::documentation::assert_documented;
 
     fn refused(url: &str) -> Error {
         parse(url).and_then(ZookeeperBuilder::connect_lazy).map(drop).expect_err(url)
+    }
+
+    #[test]
+    fn every_option_is_documented() {
+        assert_documented(OPTIONS, include_str!("../../../docs/zookeeper.md"));
     }
 
     #[test]
