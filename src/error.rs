@@ -13,7 +13,7 @@ use crate::fence::FencingToken;
 /// report that prints the whole chain says nothing twice. The causes are in the fields.
 ///
 /// Contention is not an error: `try_lock` returns `None`, and only calls with a time limit can time out.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 #[non_exhaustive]
 pub enum Error {
     /// An argument is invalid. Nothing was changed, and the same call cannot succeed.

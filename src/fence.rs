@@ -114,7 +114,7 @@ impl Fence {
 }
 
 /// The error for a fencing token that is older than one the resource has already seen.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, thiserror::Error)]
 #[error("fencing token {offered} is stale: {newest} has been seen")]
 pub struct StaleToken {
     offered: FencingToken,

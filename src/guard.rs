@@ -298,8 +298,6 @@ impl Drop for Guard {
 }
 
 /// How a lease ended, as reported by [`Guard::ended`].
-///
-/// It compares equal to a [`LossReason`] if the lease was lost for that reason.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[expect(clippy::exhaustive_enums, reason = "a lease is lost or given back, and nothing else can end it")]
 pub enum LeaseEnd {
@@ -326,12 +324,6 @@ impl fmt::Display for LeaseEnd {
             Self::Lost(reason) => reason.fmt(f),
             Self::Released => f.write_str("it was released"),
         }
-    }
-}
-
-impl PartialEq<LossReason> for LeaseEnd {
-    fn eq(&self, reason: &LossReason) -> bool {
-        self.loss() == Some(*reason)
     }
 }
 

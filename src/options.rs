@@ -32,7 +32,7 @@ const MIN_HOLD: Duration = Duration::from_millis(10);
 /// let mutex = Client::memory().mutex_with("machine:42", options)?;
 /// # Ok::<(), leasehold::Error>(())
 /// ```
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
 #[must_use = "options do nothing until they are passed to `Client::mutex_with` or `Client::reentrant_lock_with`"]
 pub struct MutexOptions {
     hold: HoldOptions,
@@ -128,7 +128,7 @@ impl MutexOptions {
 /// | [`max_hold`](Self::max_hold) | none | only the application knows how long its work takes |
 /// | [`prefix`](Self::prefix) | `semaphore:` or `fair-semaphore:` | the two kinds must not share a key |
 /// | [`local_handover`](Self::local_handover) | off | tokens show the order of all grants |
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
 #[must_use = "options do nothing until they are passed to a client"]
 pub struct SemaphoreOptions {
     hold: HoldOptions,
@@ -138,7 +138,7 @@ pub struct SemaphoreOptions {
 
 /// What a handle of a semaphore does if the limit in force is not the one that it was created with: see
 /// [`SemaphoreOptions::on_other_limit`].
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum OnOtherLimit {
     /// Its request fails with [`Error::LimitDiffers`], so that a mistake is noticed.
@@ -258,7 +258,7 @@ impl SemaphoreOptions {
 }
 
 /// The options that all primitives have.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
 struct HoldOptions {
     ttl: Duration,
     renewal_period: Option<Duration>,
