@@ -214,7 +214,7 @@ impl Client {
     ///
     /// All schemes that begin with `redis` also exist with `valkey`. User name, password, host and path are
     /// percent-decoded; the host of a Unix socket is ignored. The client connects to sentinels without credentials;
-    /// those in the URL are for the servers that the sentinels watch.
+    /// the credentials in the URL are for the servers that the sentinels watch.
     ///
     /// # Errors
     ///
@@ -280,22 +280,23 @@ impl Client {
         Self { engine: Arc::new(Engine::new(backend)), defaults: Arc::default() }
     }
 
-    /// The same client, whose locks have these options unless they are created with others. What was created before is
-    /// not affected, nor are other clones of the client. [`ClientBuilder::mutex_options`] does the same.
+    /// The same client, whose locks have these options unless they are created with others. Existing locks and other clones
+    /// of the client are not affected. [`ClientBuilder::mutex_options`] does the same.
     #[must_use]
     pub fn with_mutex_options(mut self, options: MutexOptions) -> Self {
         Arc::make_mut(&mut self.defaults).mutex = options;
         self
     }
 
-    /// The same for its semaphores. [`ClientBuilder::semaphore_options`] does the same.
+    /// The same client, whose semaphores have these options unless they are created with others.
+    /// [`ClientBuilder::semaphore_options`] does the same.
     #[must_use]
     pub fn with_semaphore_options(mut self, options: SemaphoreOptions) -> Self {
         Arc::make_mut(&mut self.defaults).semaphore = options;
         self
     }
 
-    /// The options that its locks have by default, from which others can be derived:
+    /// The options that locks of this client have by default, from which others can be derived:
     ///
     /// ```
     /// # use std::time::Duration;
@@ -310,7 +311,7 @@ impl Client {
         self.defaults.mutex.clone()
     }
 
-    /// The options that its semaphores have by default.
+    /// The options that semaphores of this client have by default.
     pub fn semaphore_options(&self) -> SemaphoreOptions {
         self.defaults.semaphore.clone()
     }
@@ -573,9 +574,9 @@ struct Defaults {
 
 impl ClientBuilder {
     /// Whether requests, including those already waiting, fail at once with [`Error::StoreUnavailable`] while the store
-    /// is known to be unreachable: while its [state](Client::state) is disconnected, for a reason; in a Redis cluster,
-    /// while the server that a request is for is. On every store. Releases and renewals are not affected. For a backend
-    /// that you have made yourself, see [`FailFast`](crate::backend::FailFast).
+    /// is known to be unreachable, which means that its [state](Client::state) is disconnected and has a reason. In a Redis
+    /// cluster, only requests to an unreachable server fail. Releases and renewals are not affected. For a backend that you
+    /// have created yourself, see [`FailFast`](crate::backend::FailFast).
     ///
     /// Default: false. Then `try_lock` tries for 4 s, `lock` for 30 s or four TTLs, whichever is longer, and
     /// `lock_timeout` for as long as `lock` or until its time is up; a restart or a failover in the meantime delays
