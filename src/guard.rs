@@ -106,6 +106,7 @@ impl Guard {
     /// # drop(one);
     /// # Ok(()) }
     /// ```
+    #[must_use = "dropping the new guard releases its permits at once"]
     pub fn split(&mut self, permits: u32) -> Option<Self> {
         if permits == 0 || permits >= self.permits {
             return None;
