@@ -17,7 +17,155 @@ use crate::options::{MutexOptions, SemaphoreOptions};
 use crate::reentrant::ReentrantLock;
 use crate::semaphore::CountingSemaphore;
 
-/// A connection to a store, shared by everything that is created from it. Cheap to clone.
+/// A connection to a store, from which locks and semaphores are created. Cheap to clone.
+///
+/// A program needs one client per store. All that is created from a client and its clones shares the client's
+/// connections and background tasks. The examples below run on the store in memory; on any other, only the URL differs.
+///
+/// # Mutex
+///
+/// At most one holder at a time, in all processes: [`DistMutex`].
+///
+/// ```
+/// # use std::time::Duration;
+/// # use leasehold::{Client, Error};
+/// # #[tokio::main(flavor = "current_thread")]
+/// # async fn main() -> Result<(), Error> {
+/// let client = Client::connect("memory:").await?;
+/// let mutex = client.mutex("machine:42")?;
+/// let guard = mutex.lock().await?; // waits for its turn
+/// assert!(mutex.try_lock().await?.is_none()); // does not wait
+/// let late = mutex.lock_timeout(Duration::from_millis(10)).await; // waits for a limited time
+/// assert!(matches!(late, Err(Error::TimedOut { .. })));
+/// guard.release().await?; // waits until the store has confirmed it; dropping the guard releases it in the background
+/// # Ok(()) }
+/// ```
+///
+/// # Reentrant lock
+///
+/// At most one owner at a time, which can lock again what it holds, also from other processes: [`ReentrantLock`].
+///
+/// ```
+/// # #[tokio::main(flavor = "current_thread")]
+/// # async fn main() -> Result<(), leasehold::Error> {
+/// # let client = leasehold::Client::connect("memory:").await?;
+/// let order = client.reentrant_lock("stock", "order-42")?;
+/// let outer = order.lock().await?;
+/// let inner = order.lock().await?; // the same owner: granted at once, under the same token
+/// assert_eq!(outer.token(), inner.token());
+/// let other = client.reentrant_lock("stock", "order-43")?;
+/// assert!(other.try_lock().await?.is_none());
+/// drop((outer, inner)); // the lock is free when the last guard is gone
+/// assert!(other.try_lock().await?.is_some());
+/// # Ok(()) }
+/// ```
+///
+/// # Counting semaphore
+///
+/// At most so many permits at a time, of which none is idle while a waiter could use it: [`CountingSemaphore`].
+///
+/// ```
+/// # #[tokio::main(flavor = "current_thread")]
+/// # async fn main() -> Result<(), leasehold::Error> {
+/// # let client = leasehold::Client::connect("memory:").await?;
+/// let calls = client.counting_semaphore("slow-service", 5)?; // a limit of 5
+/// let one = calls.acquire().await?;
+/// let mut three = calls.acquire_many(3).await?; // all or nothing, under one guard
+/// assert_eq!(calls.available().await?, 1);
+/// assert!(calls.try_acquire_many(2).await?.is_none());
+/// let two = three.split(2); // permits of one guard can be returned one after another
+/// one.release().await?;
+/// three.release().await?;
+/// assert_eq!(calls.available().await?, 3);
+/// # drop(two);
+/// # Ok(()) }
+/// ```
+///
+/// # Fair semaphore
+///
+/// At most so many permits at a time, strictly in order of arrival, so that no request for many is starved:
+/// [`FairSemaphore`].
+///
+/// ```
+/// # #[tokio::main(flavor = "current_thread")]
+/// # async fn main() -> Result<(), leasehold::Error> {
+/// # let client = leasehold::Client::connect("memory:").await?;
+/// let gate = client.fair_semaphore("gate", 2)?;
+/// let first = gate.acquire().await?;
+/// let later = async {
+///     assert!(gate.try_acquire().await?.is_none()); // one permit is free, but a request for two is ahead
+///     first.release().await
+/// };
+/// let (both, ()) = tokio::try_join!(gate.acquire_many(2), later)?;
+/// assert_eq!(both.permits(), 2);
+/// # Ok(()) }
+/// ```
+///
+/// # While something is held
+///
+/// All of them return a [`Guard`](crate::Guard). Its lease is renewed in the background, and can be lost all the same:
+/// if the store is unreachable for too long, for instance. Work that must not continue then is run by the guard, or
+/// watches it.
+///
+/// ```
+/// # use std::time::Duration;
+/// # use leasehold::Error;
+/// # #[tokio::main(flavor = "current_thread")]
+/// # async fn main() -> Result<(), leasehold::Error> {
+/// # let client = leasehold::Client::connect("memory:").await?;
+/// let guard = client.mutex("machine:42")?.lock().await?;
+/// let sum = guard.protect(async { 20 + 22 }).await?; // ends with `Error::Lost` if the lease is lost
+/// guard.try_protect(async { Ok::<_, Error>(sum) }).await?; // the same, for work that can itself fail
+/// tokio::select! {
+///     reason = guard.lost() => eprintln!("another client may hold the lock: {reason}"),
+///     () = tokio::time::sleep(Duration::from_millis(10)) => assert!(guard.is_held()),
+/// }
+/// # Ok(()) }
+/// ```
+///
+/// # Fencing tokens
+///
+/// A process that is paused for longer than its lease cannot be notified, and may write late. A resource that compares
+/// tokens rejects that write: [`FencingToken`](crate::FencingToken).
+///
+/// ```
+/// # use leasehold::Fence;
+/// # #[tokio::main(flavor = "current_thread")]
+/// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// # let client = leasehold::Client::connect("memory:").await?;
+/// let storage = Fence::new(); // in a database: a column that is compared by the statement that writes
+/// let mutex = client.mutex("machine:42")?;
+/// let paused = mutex.lock().await?;
+/// mutex.force_release().await?; // stands for a lease that expires during the pause
+/// let next = mutex.lock().await?;
+/// storage.admit(next.token())?;
+/// assert!(storage.admit(paused.token()).is_err());
+/// # Ok(()) }
+/// ```
+///
+/// # Options
+///
+/// [`MutexOptions`] and [`SemaphoreOptions`] apply to one lock or semaphore, or to all that a client creates without
+/// others.
+///
+/// ```
+/// # use std::time::Duration;
+/// # use leasehold::{Client, MutexOptions, OnOtherLimit, SemaphoreOptions};
+/// # #[tokio::main(flavor = "current_thread")]
+/// # async fn main() -> Result<(), leasehold::Error> {
+/// let client = Client::builder("memory:")
+///     .mutex_options(MutexOptions::new().prefix("shop:").ttl(Duration::from_secs(10)))
+///     .semaphore_options(SemaphoreOptions::new().on_other_limit(OnOtherLimit::Follow))
+///     .connect()
+///     .await?;
+/// let cart = client.mutex("cart:7")?;
+/// let brief = client.mutex_options().max_hold(Duration::from_secs(1)); // and otherwise the same
+/// let report = client.mutex_with("report", brief)?;
+/// # drop((cart, report));
+/// # Ok(()) }
+/// ```
+///
+/// # Tasks, connections and runtimes
 ///
 /// Each client has a fixed, small number of background tasks, no matter how many locks and waiters it has. They repeat the
 /// requests of waiters and send releases, on the tokio runtime of the first request. If that runtime ends, a call or a
@@ -51,6 +199,7 @@ impl Client {
     /// | URL | store |
     /// |---|---|
     /// | `memory:` | the memory of this process; every call creates a new, empty store |
+    /// | `memory:NAME` | the same, shared by all clients of this process that use that name |
     /// | `sqlite:PATH[?options]` | a file shared by the processes of this machine, with the feature `sqlite`: see `SqliteBackend` |
     /// | `postgres://...`, `postgresql://...` | a table of a PostgreSQL database, with the feature `postgres`: see `PostgresBackend` |
     /// | `mysql://...`, `mariadb://...` | a table of a MySQL or MariaDB database, with the feature `mysql`: see `MysqlBackend` |
@@ -63,22 +212,23 @@ impl Client {
     /// | `rediss://...`, `rediss-sentinel://...`, `rediss-cluster://...` | the same over TLS, with the feature `rustls` or `native-tls` |
     /// | `redlock://[[user:]password@]host[:port],host[:port],...[/database][?options]`, `redlocks://...` (TLS) | a majority of independent servers: see `RedlockBackend` |
     ///
-    /// All schemes that begin with `redis` also exist with `valkey`. User name, password, host and path are percent-decoded;
-    /// the host of a Unix socket is ignored. The client connects to sentinels without credentials; those in the URL are for
-    /// the servers that the sentinels watch.
+    /// All schemes that begin with `redis` also exist with `valkey`. User name, password, host and path are
+    /// percent-decoded; the host of a Unix socket is ignored. The client connects to sentinels without credentials;
+    /// the credentials in the URL are for the servers that the sentinels watch.
     ///
     /// # Errors
     ///
     /// * [`Error::InvalidArgument`] if the URL cannot be parsed.
     /// * [`Error::Unsupported`] if this build lacks the store's feature, which the error names.
     /// * [`Error::StoreUnavailable`], with the server's address, if the server, or a majority of several, cannot be
-    ///   reached within 2 s; or at once if its certificate is not accepted, it requires a different client certificate, or
-    ///   only one of the two speaks TLS.
+    ///   reached within 2 s; or at once if its certificate is not accepted, it requires a different client certificate,
+    ///   or only one of the two speaks TLS.
     /// * [`Error::StoreRefused`] if the server refuses the credentials or denies this user a needed permission, is a
     ///   replica or a cluster node (with the URL of a single server), or is too old. See [`check`](Self::check) for
     ///   what is logged as a warning.
     ///
-    /// The limit of 2 s and the reasons for a refusal are those of Redis; for another store, see the `connect` of its builder.
+    /// The limit of 2 s and the reasons for a refusal are those of Redis; for another store, see the `connect` of its
+    /// builder.
     ///
     /// # Cancel safety
     ///
@@ -87,9 +237,9 @@ impl Client {
         Ok(Self::with_backend(by_url::connect(url).await?))
     }
 
-    /// Creates a client of the store that `url` names that connects on first use and keeps retrying, so that a service can
-    /// start before its store. Needs no runtime. A call while the store is unreachable waits or fails as during an outage.
-    /// [`state`](Self::state) says whether the client is connected.
+    /// Creates a client of the store that `url` names that connects on first use and keeps retrying, so that a service
+    /// can start before its store. Needs no runtime. A call while the store is unreachable waits or fails as during an
+    /// outage. [`state`](Self::state) says whether the client is connected.
     ///
     /// A problem that would make [`connect`](Self::connect) fail is reported when it is detected: the server stays
     /// disconnected, its state gives the reason, and calls fail with [`Error::StoreRefused`]. Missing permissions are
@@ -130,22 +280,23 @@ impl Client {
         Self { engine: Arc::new(Engine::new(backend)), defaults: Arc::default() }
     }
 
-    /// The same client, whose locks have these options unless they are created with others. What was created before is not affected, nor
-    /// are other clones of the client. [`ClientBuilder::mutex_options`] does the same.
+    /// The same client, whose locks have these options unless they are created with others. Existing locks and other clones
+    /// of the client are not affected. [`ClientBuilder::mutex_options`] does the same.
     #[must_use]
     pub fn with_mutex_options(mut self, options: MutexOptions) -> Self {
         Arc::make_mut(&mut self.defaults).mutex = options;
         self
     }
 
-    /// The same for its semaphores. [`ClientBuilder::semaphore_options`] does the same.
+    /// The same client, whose semaphores have these options unless they are created with others.
+    /// [`ClientBuilder::semaphore_options`] does the same.
     #[must_use]
     pub fn with_semaphore_options(mut self, options: SemaphoreOptions) -> Self {
         Arc::make_mut(&mut self.defaults).semaphore = options;
         self
     }
 
-    /// The options that its locks have by default, from which others can be derived:
+    /// The options that locks of this client have by default, from which others can be derived:
     ///
     /// ```
     /// # use std::time::Duration;
@@ -160,7 +311,7 @@ impl Client {
         self.defaults.mutex.clone()
     }
 
-    /// The options that its semaphores have by default.
+    /// The options that semaphores of this client have by default.
     pub fn semaphore_options(&self) -> SemaphoreOptions {
         self.defaults.semaphore.clone()
     }
@@ -179,14 +330,15 @@ impl Client {
     ///
     /// # Errors
     ///
-    /// [`Error::InvalidArgument`] if the name or an option is out of bounds; the message says which and why. With a prefix that is empty
-    /// or starts with `{`, also if prefix and name together form a key that is reserved for another lock, such as `{lock:a}:queue`.
+    /// [`Error::InvalidArgument`] if the name or an option is out of bounds; the message says which and why. With a
+    /// prefix that is empty or starts with `{`, also if prefix and name together form a key that is reserved for
+    /// another lock, such as `{lock:a}:queue`.
     pub fn mutex_with(&self, name: &str, options: MutexOptions) -> Result<DistMutex, Error> {
         DistMutex::new(Arc::clone(&self.engine), name, &options)
     }
 
-    /// Returns the reentrant lock called `name` for the owner called `owner`, with default options. No I/O. It is the same lock as the
-    /// mutex of that name.
+    /// Returns the reentrant lock called `name` for the owner called `owner`, with default options. No I/O. It is the
+    /// same lock as the mutex of that name.
     ///
     /// # Errors
     ///
@@ -214,8 +366,8 @@ impl Client {
     ///
     /// # Errors
     ///
-    /// [`Error::InvalidArgument`] if `limit` is 0, or as for [`mutex`](Self::mutex). [`Error::Unsupported`] if the store does
-    /// not support semaphores (Redlock does not).
+    /// [`Error::InvalidArgument`] if `limit` is 0, or as for [`mutex`](Self::mutex). [`Error::Unsupported`] if the
+    /// store does not support semaphores (Redlock does not).
     pub fn counting_semaphore(&self, name: &str, limit: u32) -> Result<CountingSemaphore, Error> {
         self.counting_semaphore_with(name, limit, self.semaphore_options())
     }
@@ -264,8 +416,8 @@ impl Client {
     /// The status of a server is the worst of all connections to it: a client that can request locks, but not renew
     /// them, is not connected. Connections that have not been needed yet do not count. A client that has not reached
     /// its store yet ([`connect_lazy`](Self::connect_lazy)) is disconnected. Each server that is not connected has a
-    /// reason. The status of a store is that of its worst server; a Redlock store is connected while a majority is. In a process that was
-    /// forked from the one in which the client was made, it is closed.
+    /// reason. The status of a store is that of its worst server; a Redlock store is connected while a majority is. In
+    /// a process that was forked from the one in which the client was made, it is closed.
     ///
     /// ```
     /// # fn example(client: &leasehold::Client) -> (u16, String) {
@@ -315,8 +467,8 @@ impl Client {
         states.boxed()
     }
 
-    /// Sends a request to the server in use (to every primary of a cluster; to all nodes of a Redlock store, of which a majority must
-    /// answer), and returns how long the answer took. For health checks.
+    /// Sends a request to the server in use (to every primary of a cluster; to all nodes of a Redlock store, of which a
+    /// majority must answer), and returns how long the answer took. For health checks.
     ///
     /// ```
     /// # use std::time::Duration;
@@ -357,8 +509,8 @@ impl Client {
     /// | a `maxmemory-policy` that evicts keys; one of several servers does not answer | `Warning` | logged at WARN |
     /// | nothing is kept on disk, and grants do not wait for replicas | `Info` | logged at INFO |
     ///
-    /// Settings are checked only if the user may run `INFO` and `CONFIG GET`. The pages of the other stores in `docs/` say what is found
-    /// there.
+    /// Settings are checked only if the user may run `INFO` and `CONFIG GET`. The pages of the other stores in `docs/`
+    /// say what is found there.
     ///
     /// ```
     /// # async fn example(client: leasehold::Client) -> Result<(), leasehold::Error> {
@@ -388,15 +540,16 @@ impl Client {
             .map_err(|error| self.engine.error(error, "check", None))
     }
 
-    /// Shuts down everything that was created from this client: waiting requests fail with [`Error::Closed`], live guards
-    /// lose their leases, everything is released in the store, and the connections are closed. Later requests fail
-    /// with [`Error::Closed`].
+    /// Shuts down everything that was created from this client: waiting requests fail with [`Error::Closed`], live
+    /// guards lose their leases, everything is released in the store, and the connections are closed. Later requests
+    /// fail with [`Error::Closed`].
     ///
     /// # Errors
     ///
-    /// [`Error::StoreUnavailable`] if the store did not confirm all releases within 4.5 s: it says how many are left, and why. Their leases
-    /// expire on their own. The connections are closed in any case, and all of it takes 5 s at most. A [`release`](crate::Guard::release) future that was polled,
-    /// but still exists and is no longer polled, also delays the shutdown: drop it first.
+    /// [`Error::StoreUnavailable`] if the store did not confirm all releases within 4.5 s: it says how many are left,
+    /// and why. Their leases expire on their own. The connections are closed in any case, and all of it takes 5 s at
+    /// most. A [`release`](crate::Guard::release) future that was polled, but still exists and is no longer polled,
+    /// also delays the shutdown: drop it first.
     ///
     /// # Cancel safety
     ///
@@ -424,20 +577,21 @@ struct Defaults {
 }
 
 impl ClientBuilder {
-    /// Whether requests, including those already waiting, fail at once with [`Error::StoreUnavailable`] while the store is known to be
-    /// unreachable: while its [state](Client::state) is disconnected, for a reason; in a Redis cluster, while the server that a request is
-    /// for is. On every store. Releases and renewals are not affected. For a backend that you have made yourself, see
-    /// [`FailFast`](crate::backend::FailFast).
+    /// Whether requests, including those already waiting, fail at once with [`Error::StoreUnavailable`] while the store
+    /// is known to be unreachable, which means that its [state](Client::state) is disconnected and has a reason. In a Redis
+    /// cluster, only requests to an unreachable server fail. Releases and renewals are not affected. For a backend that you
+    /// have created yourself, see [`FailFast`](crate::backend::FailFast).
     ///
-    /// Default: false. Then `try_lock` tries for 4 s, `lock` for 30 s or four TTLs, whichever is longer, and `lock_timeout` for as long as
-    /// `lock` or until its time is up; a restart or a failover in the meantime delays them but is not an error.
+    /// Default: false. Then `try_lock` tries for 4 s, `lock` for 30 s or four TTLs, whichever is longer, and
+    /// `lock_timeout` for as long as `lock` or until its time is up; a restart or a failover in the meantime delays
+    /// them but is not an error.
     pub const fn fail_fast(mut self, fail_fast: bool) -> Self {
         self.fail_fast = fail_fast;
         self
     }
 
-    /// The options of locks that are created without any, such as a TTL and a prefix for all locks of a service. They are validated when
-    /// a lock is created.
+    /// The options of locks that are created without any, such as a TTL and a prefix for all locks of a service. They
+    /// are validated when a lock is created.
     pub fn mutex_options(mut self, options: MutexOptions) -> Self {
         self.defaults.mutex = options;
         self

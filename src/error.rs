@@ -9,11 +9,11 @@ use crate::fence::FencingToken;
 
 /// All errors of this crate.
 ///
-/// The text of an error says all that is known, including the causes, so [`source`](std::error::Error::source) returns none of them: a
-/// report that prints the whole chain says nothing twice. The causes are in the fields.
+/// The text of an error says all that is known, including the causes, so [`source`](std::error::Error::source) returns
+/// none of them: a report that prints the whole chain says nothing twice. The causes are in the fields.
 ///
 /// Contention is not an error: `try_lock` returns `None`, and only calls with a time limit can time out.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 #[non_exhaustive]
 pub enum Error {
     /// An argument is invalid. Nothing was changed, and the same call cannot succeed.
@@ -65,13 +65,14 @@ pub enum Error {
         in_force: u32,
     },
 
-    /// The store did not answer in time, is unreachable, or declines for now (it is starting, switching over, or has no memory
-    /// left, for instance). Anything it may have granted is released in the background, or expires within one TTL. Try again later.
+    /// The store did not answer in time, is unreachable, or declines for now (it is starting, switching over, or has no
+    /// memory left, for instance). Anything it may have granted is released in the background, or expires within one
+    /// TTL. Try again later.
     #[non_exhaustive]
     StoreUnavailable {
         /// The resource, if the operation concerns one.
         name: Option<String>,
-        /// What was being done: `connect`, `acquire`, `release`, ...
+        /// The operation that failed: `connect`, `acquire`, `release`, ...
         operation: &'static str,
         /// The store's address, without password.
         store: String,
@@ -79,12 +80,13 @@ pub enum Error {
         source: BackendError,
     },
 
-    /// The store refused the request: wrong type of key, missing permission. Retrying does not help until the cause is fixed.
+    /// The store refused the request: wrong type of key, missing permission. Retrying does not help until the cause is
+    /// fixed.
     #[non_exhaustive]
     StoreRefused {
         /// The resource, if the operation concerns one.
         name: Option<String>,
-        /// What was being done: `connect`, `acquire`, `release`, ...
+        /// The operation that failed: `connect`, `acquire`, `release`, ...
         operation: &'static str,
         /// The store's address, without password.
         store: String,
@@ -97,17 +99,18 @@ pub enum Error {
     Unsupported {
         /// The store's address or scheme, without password.
         store: String,
-        /// What was requested, and what would be needed.
+        /// The request, and the feature or store that it would need.
         reason: String,
     },
 
-    /// The process has forked since the client was made, and this is the child, which has a copy of the parent's client: whatever it sent
-    /// would go through the parent's connections. The parent keeps its leases. Make a new client after a fork.
+    /// The process has forked since the client was made, and this is the child, which has a copy of the parent's
+    /// client: its requests would go through the parent's connections. The parent keeps its leases. Create a new client
+    /// after a fork.
     #[non_exhaustive]
     Forked {
         /// The resource, if the operation concerns one.
         name: Option<String>,
-        /// What was being done.
+        /// The operation that failed.
         operation: &'static str,
         /// The id of the process in which the client was made.
         origin: u32,
@@ -120,7 +123,7 @@ pub enum Error {
     Closed {
         /// The resource, if the operation concerns one.
         name: Option<String>,
-        /// What was being done.
+        /// The operation that failed.
         operation: &'static str,
     },
 }
@@ -171,7 +174,8 @@ impl fmt::Display for Error {
 pub enum LossReason {
     /// The lease expired: the holder was paused for too long.
     Expired,
-    /// The store no longer has the lease, although it should not have expired yet: its key was deleted, or the store lost its data.
+    /// The store no longer has the lease, although it should not have expired yet: its key was deleted, or the store
+    /// lost its data.
     Missing,
     /// The store reports another holder, or something else is stored under the key.
     Taken,
@@ -227,8 +231,8 @@ pub enum BackendError {
         /// What the store said.
         source: Cause,
     },
-    /// The store declined for now, and nothing was executed: it has no memory or no disk space left, is starting or switching over to
-    /// another server, or has too many clients. The same request can succeed within seconds.
+    /// The store declined for now, and nothing was executed: it has no memory or no disk space left, is starting or
+    /// switching over to another server, or has too many clients. The same request can succeed within seconds.
     RefusedForNow {
         /// What the store said.
         source: Cause,
@@ -254,7 +258,7 @@ pub enum BackendError {
     },
     /// The store does not support this.
     Unsupported {
-        /// What was requested, and what would be needed.
+        /// The request, and what the store would need for it.
         reason: String,
     },
     /// Fewer nodes of a store on several servers answered than are needed. The request can be retried.
@@ -385,8 +389,9 @@ impl NodeFailure {
 }
 
 impl Error {
-    /// Whether the same can succeed later, on the same client, although nobody mends anything: the resource was taken, the store
-    /// unavailable, or the lease lost. After a loss, acquire it again and begin the work again from the start.
+    /// Whether the same call can succeed later on the same client without any intervention: the resource was taken, the
+    /// store was unavailable, or the lease was lost. After a loss, acquire the resource again and begin the work again
+    /// from the start.
     #[must_use]
     pub const fn is_retryable(&self) -> bool {
         matches!(self, Self::TimedOut { .. } | Self::StoreUnavailable { .. } | Self::Lost { .. })

@@ -13,15 +13,15 @@ use crate::permits::Permits;
 
 /// A [`CountingSemaphore`](crate::CountingSemaphore) in which no request overtakes another.
 ///
-/// Cheap to clone. All clones, and all fair semaphores with the same prefix and name on the same store, share their permits.
-/// (A counting semaphore of the same name is a different semaphore, because its default prefix differs.)
+/// Cheap to clone. All clones, and all fair semaphores with the same prefix and name on the same store, share their
+/// permits. (A counting semaphore of the same name is a different semaphore, because its default prefix differs.)
 ///
 /// # Order
 ///
 /// Requests are served strictly in the order in which they arrive at the store. A request for many permits is never
 /// starved: everything behind it waits until it is served, including requests that would fit, and `try_acquire` fails.
 /// The price is that permits may be idle meanwhile. An unreachable waiter is skipped and keeps its place; a dead one is
-/// removed within one TTL, and those behind it are served.
+/// removed within one TTL, and the waiters behind it are served.
 ///
 /// # The limit, tokens, clocks
 ///
@@ -93,8 +93,8 @@ impl FairSemaphore {
         self.permits.acquire(1).await
     }
 
-    /// Acquires `permits` permits together, under one guard, waiting as long as necessary until it is their turn and all of
-    /// them are free.
+    /// Acquires `permits` permits together, under one guard, waiting as long as necessary until it is their turn and
+    /// all of them are free.
     ///
     /// # Errors
     ///
@@ -113,7 +113,8 @@ impl FairSemaphore {
 
     /// Acquires one permit if one is free and nobody is waiting.
     ///
-    /// If this client has just dropped a guard of the same semaphore, the call first waits for its release, for up to 1 s.
+    /// If this client has just dropped a guard of the same semaphore, the call first waits for its release, for up to 1
+    /// s.
     ///
     /// # Errors
     ///

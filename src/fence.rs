@@ -1,9 +1,9 @@
 //! Fencing tokens, and the check that a protected resource performs with them.
 //!
-//! A lease can end while its holder is paused and unaware of it. Only the resource itself can then reject
-//! the late write, and it needs a fencing token to do so: every grant carries a number greater than
-//! all earlier ones for the same name, and the resource rejects anything older than the newest it has seen.
-//! The idea goes back to Lampson's generation numbers and was popularized by Kleppmann's "How to do distributed locking".
+//! A lease can end while its holder is paused and unaware of it. Only the resource itself can then reject the late
+//! write, and it needs a fencing token to do so: every grant carries a number greater than all earlier ones for the
+//! same name, and the resource rejects anything older than the newest it has seen. The idea goes back to Lampson's
+//! generation numbers and was popularized by Kleppmann's "How to do distributed locking".
 
 use std::fmt;
 use std::num::TryFromIntError;
@@ -12,12 +12,12 @@ use std::sync::atomic::{AtomicU64, Ordering};
 /// A number that increases with every grant of one name.
 ///
 /// Tokens of different names are not comparable. A new token is the store's time in microseconds or the next number
-/// after all those already reserved, whichever is greater, so tokens keep increasing after the store has lost its data
-/// (on etcd, the number of changes takes the place of the time, so there tokens start again).
-/// They fit into an `i64`, and into a JavaScript number until the year 2255.
+/// after all tokens already reserved, whichever is greater, so tokens keep increasing after the store has lost its
+/// data. (On etcd, the number of changes takes the place of the time, so tokens start again if the data is lost.) They
+/// fit into an `i64`, and into a JavaScript number until the year 2255.
 ///
-/// For a database, convert it with `i64::from`; what is read back, with `FencingToken::try_from`. With the feature `serde`, it is
-/// (de)serialized as its number.
+/// For a database, convert a token with `i64::from`, and a number that is read back with `FencingToken::try_from`. With
+/// the feature `serde`, a token is (de)serialized as its number.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize), serde(transparent))]
 pub struct FencingToken(u64);
@@ -114,7 +114,7 @@ impl Fence {
 }
 
 /// The error for a fencing token that is older than one the resource has already seen.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, thiserror::Error)]
 #[error("fencing token {offered} is stale: {newest} has been seen")]
 pub struct StaleToken {
     offered: FencingToken,

@@ -24,10 +24,12 @@ use crate::lease::{Engine, Hold};
 /// Dropping the last guard of a lease ends it for this holder. The lease is passed on to the next waiting task of the
 /// client, if that is allowed; otherwise it is no longer renewed, and its release is queued for a background task of
 /// the client to send. Dropping never panics and needs no runtime. It does not block, with one exception: outside any
-/// tokio runtime, it waits for the store, for up to 100 ms (all guards of a client together for up to 1 s, and then for a tenth of the
-/// time), because the process may be about to end. So does a future of a waiting call that is dropped there. Inside a runtime that is never dropped (in a `static`, or ended by `shutdown_background`), the last thing that a program drops
-/// may not be released before the process ends; call [`release`](Self::release) instead. If the release cannot reach the store, the lease expires there on its own. To know when the resource is free, or whether the lease
-/// was held until the end, call [`release`](Self::release).
+/// tokio runtime, it waits for the store, for up to 100 ms (all guards of a client together for up to 1 s, and then for
+/// a tenth of the time), because the process may be about to end. Dropping the future of a waiting call there waits in
+/// the same way. Inside a runtime that is never dropped (in a `static`, or ended by `shutdown_background`), the last
+/// guard that a program drops may not be released before the process ends; call [`release`](Self::release) instead. If
+/// the release cannot reach the store, the lease expires there on its own. To know when the resource is free, or
+/// whether the lease was held until the end, call [`release`](Self::release).
 ///
 /// A guard that is leaked (`mem::forget`) stays held and renewed until its maximum hold time,
 /// [`Client::shutdown`](crate::Client::shutdown), or the end of the process. Unlike in tokio, there is no `forget` that
@@ -42,15 +44,16 @@ use crate::lease::{Engine, Hold};
 ///
 /// # Losing the lease
 ///
-/// A lease can be lost while its guard is alive: the store did not answer until the lease had expired, the store lost its
-/// data, the process was paused for too long, the lease was released by force, or its maximum hold time was reached. Then
-/// [`lost`](Self::lost) completes, [`protect`](Self::protect) stops, and [`is_held`](Self::is_held) returns false.
+/// A lease can be lost while its guard is alive: the store did not answer until the lease had expired, the store lost
+/// its data, the process was paused for too long, the lease was released by force, or its maximum hold time was
+/// reached. Then [`lost`](Self::lost) completes, [`protect`](Self::protect) stops, and [`is_held`](Self::is_held)
+/// returns false.
 ///
 /// If the store does not answer, or the maximum hold time is over, this happens before the store grants the resource to
-/// another client, provided that the clocks of this machine and of the store run at the same speed within 0.1%. A process that is not running cannot be
-/// notified; to cover that case, let the resource check the [`token`](Self::token). Code that only blocks its thread
-/// does not lose a lease, except on the memory store, because leases are renewed from the crate's own thread; but `lost` and
-/// `protect` notice nothing until they are polled again.
+/// another client, provided that the clocks of this machine and of the store run at the same speed within 0.1%. A
+/// process that is not running cannot be notified; to cover that case, let the resource check the
+/// [`token`](Self::token). Code that only blocks its thread does not lose a lease, except on the memory store, because
+/// leases are renewed from the crate's own thread; but `lost` and `protect` notice nothing until they are polled again.
 #[must_use = "dropping the guard releases it at once"]
 pub struct Guard {
     hold: Hold,
@@ -103,6 +106,7 @@ impl Guard {
     /// # drop(one);
     /// # Ok(()) }
     /// ```
+    #[must_use = "dropping the new guard releases its permits at once"]
     pub fn split(&mut self, permits: u32) -> Option<Self> {
         if permits == 0 || permits >= self.permits {
             return None;
@@ -112,8 +116,8 @@ impl Guard {
         Some(Self::new(Arc::clone(&self.engine), self.hold.clone(), permits))
     }
 
-    /// Whether the lease can still be trusted, according to this process's clock. No I/O. In a process that was forked from the one that
-    /// holds it, false after 1 ms at most.
+    /// Whether the lease can still be trusted, according to this process's clock. No I/O. In a process that was forked
+    /// from the one that holds it, false after 1 ms at most.
     #[must_use]
     pub fn is_held(&self) -> bool {
         !self.remaining().is_zero()
@@ -128,11 +132,12 @@ impl Guard {
         if self.engine.was_elsewhere(now) { Duration::ZERO } else { self.hold.remaining(now) }
     }
 
-    /// Waits until the lease is lost, and says why. If it is released or dropped instead, the future never completes, so a task that
-    /// treats a loss as fatal does nothing after an ordinary release; to be told of both, use [`ended`](Self::ended).
+    /// Waits until the lease is lost, and says why. If it is released or dropped instead, the future never completes,
+    /// so a task that treats a loss as fatal does nothing after an ordinary release; to be told of both, use
+    /// [`ended`](Self::ended).
     ///
-    /// The future does not borrow the guard, so another task can await it. It is `Unpin`, so a loop can await it together
-    /// with other events:
+    /// The future does not borrow the guard, so another task can await it. It is `Unpin`, so a loop can await it
+    /// together with other events:
     ///
     /// ```
     /// # #[tokio::main(flavor = "current_thread")]
@@ -161,8 +166,8 @@ impl Guard {
         Lost { loss: Box::pin(self.loss()) }
     }
 
-    /// Waits until the lease ends: because it is lost, or because its last guard is released or dropped. A task that accompanies a
-    /// lease ends with it:
+    /// Waits until the lease ends: because it is lost, or because its last guard is released or dropped. A task that
+    /// accompanies a lease ends with it:
     ///
     /// ```
     /// # #[tokio::main(flavor = "current_thread")]
@@ -211,8 +216,8 @@ impl Guard {
     ///
     /// # Errors
     ///
-    /// [`Error::Lost`] if the lease was lost before `work` was done. If that happened during its last step, the output of
-    /// `work` is dropped.
+    /// [`Error::Lost`] if the lease was lost before `work` was done. If that happened during its last step, the output
+    /// of `work` is dropped.
     ///
     /// # Cancel safety
     ///
@@ -246,26 +251,28 @@ impl Guard {
         self.protect(work).await?
     }
 
-    /// Releases the guard and waits until the store has confirmed it. If its lease ends within 5 s, it is renewed until then (for a
-    /// minute at most, or for its TTL if that is longer), so that it does not expire because its thread is blocked before the release
-    /// is sent. `Ok` means that the lease was held until the end, and that what was released is free, or already granted to the next
-    /// waiter. While other guards share the lease of a lock, nothing becomes free and nothing is sent. If another task of this client
-    /// is waiting for the same mutex, or for a permit that can be passed on, it receives the lease without asking the store; `Ok`
-    /// then means that the lease was held until the end according to this client's clock.
+    /// Releases the guard and waits until the store has confirmed it. If its lease ends within 5 s, it is renewed until
+    /// then (for a minute at most, or for its TTL if that is longer), so that it does not expire because its thread is
+    /// blocked before the release is sent. `Ok` means that the lease was held until the end, and that the lock or the
+    /// permits are free, or already granted to the next waiter. While other guards share the lease of a lock, nothing
+    /// becomes free and nothing is sent. If another task of this client is waiting for the same mutex, or for a permit
+    /// that can be passed on, it receives the lease without asking the store; `Ok` then means that the lease was held
+    /// until the end according to this client's clock.
     ///
     /// # Errors
     ///
     /// * [`Error::Lost`] if the lease had already been lost; there was nothing left to release.
-    /// * [`Error::StoreUnavailable`] if the store did not confirm the release although it was repeated: an attempt that fails within 4 s is
-    ///   followed by another.
+    /// * [`Error::StoreUnavailable`] if the store did not confirm the release although it was repeated: an attempt that
+    ///   fails within 4 s is followed by another.
     /// * [`Error::StoreRefused`] if the store refuses the request.
     ///
-    /// After either of the last two, the release is repeated in the background for a minute, or for the TTL if that is longer. If none
-    /// succeeds, what this guard held becomes free when its lease expires.
+    /// After either of the last two, the release is repeated in the background for a minute, or for the TTL if that is
+    /// longer. If no attempt succeeds, the lock or the permits become free when the lease expires.
     ///
     /// # Panics
     ///
-    /// When it is polled outside a tokio runtime, or in one without timers. The guard is then released as if it had been dropped.
+    /// When it is polled outside a tokio runtime, or in one without timers. The guard is then released as if it had
+    /// been dropped.
     ///
     /// # Cancel safety
     ///
@@ -298,8 +305,6 @@ impl Drop for Guard {
 }
 
 /// How a lease ended, as reported by [`Guard::ended`].
-///
-/// It compares equal to a [`LossReason`] if the lease was lost for that reason.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[expect(clippy::exhaustive_enums, reason = "a lease is lost or given back, and nothing else can end it")]
 pub enum LeaseEnd {
@@ -326,12 +331,6 @@ impl fmt::Display for LeaseEnd {
             Self::Lost(reason) => reason.fmt(f),
             Self::Released => f.write_str("it was released"),
         }
-    }
-}
-
-impl PartialEq<LossReason> for LeaseEnd {
-    fn eq(&self, reason: &LossReason) -> bool {
-        self.loss() == Some(*reason)
     }
 }
 

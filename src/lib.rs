@@ -15,9 +15,37 @@
 //! # Ok(()) }
 //! ```
 //!
-//! Everything you acquire is a **lease**: the store releases it on its own if the holder dies, it is renewed in the
-//! background while its [`Guard`] is alive, and it carries a [`FencingToken`]. See the README for the exact guarantees
-//! and their limits, and [`backend`] for what a store must provide.
+//! Everything you acquire is a **lease**: the store ends it on its own if the holder dies, it is renewed in the background
+//! while its [`Guard`] is alive, and it carries a [`FencingToken`]. The page of [`Client`] shows everything in examples, and
+//! the README states the guarantees and their limits.
+//!
+//! # Which primitive
+//!
+//! | to let in | use | waiters are served |
+//! |---|---|---|
+//! | one task of all processes | [`DistMutex`] | in order of arrival; tasks of one process may pass the lock on among themselves first, for up to 30 ms |
+//! | one owner that locks again what it holds, such as the steps of one order | [`ReentrantLock`] | in order of arrival; the owner itself does not wait |
+//! | a limited number, with as many as possible at work | [`CountingSemaphore`] | in order of arrival among the requests that fit |
+//! | a limited number, strictly in turn | [`FairSemaphore`] | in order of arrival, even if permits are idle until a large request fits |
+//!
+//! # Which store
+//!
+//! A server that you already run is usually the best choice. A program that uses another store needs another URL and the
+//! store's feature, and nothing else.
+//!
+//! | store | for |
+//! |---|---|
+//! | `memory:` | tests, and the tasks of one process |
+//! | SQLite | the processes of one machine, with nothing to install |
+//! | PostgreSQL, MySQL | services that have such a database: nothing is forgotten when it restarts; each change is a commit |
+//! | etcd, ZooKeeper | locks that are not forgotten in a failover: a majority of the servers stores each change |
+//! | Redis, Valkey | many locks per second. After a failover, or a restart without persistence, the latest grants may be forgotten, and two holders are possible until the first is notified |
+//! | Redlock | locks on Redis that stay available while a minority of several independent servers is down; no semaphores |
+//!
+//! Whatever the store, a process that was paused for longer than its lease may write once more before it notices. If that
+//! would do harm, let the protected resource compare [tokens](Fence).
+//!
+//! To use another store, implement [`backend::LedgerStore`] or [`backend::Backend`].
 //!
 //! # Features
 //!
@@ -39,6 +67,8 @@
 //! Without any of these stores, only the memory store is available.
 
 #![cfg_attr(docsrs, feature(doc_cfg))]
+// The labels on docs.rs name the features that users choose.
+#![cfg_attr(docsrs, doc(auto_cfg(hide(feature = "_records", feature = "_redis"))))]
 #![cfg_attr(test, allow(clippy::unwrap_used))]
 // The feature table links to backends that such a build does not have.
 #![cfg_attr(not(all(feature = "_redis", feature = "sqlite")), allow(rustdoc::broken_intra_doc_links))]
@@ -83,12 +113,14 @@ pub use semaphore::CountingSemaphore;
 
 /// The store on one Redis or Valkey server, a primary that Sentinel names, or a cluster.
 #[cfg(feature = "_redis")]
+#[cfg_attr(docsrs, doc(cfg(any(feature = "fred", feature = "redis-rs"))))]
 pub mod redis {
     pub use crate::backend::redis::{Credentials, CredentialsProvider, RedisBackend, RedisBuilder};
 }
 
 /// The store on a majority of several independent Redis servers.
 #[cfg(feature = "_redis")]
+#[cfg_attr(docsrs, doc(cfg(any(feature = "fred", feature = "redis-rs"))))]
 pub mod redlock {
     pub use crate::backend::redlock::{RedlockBackend, RedlockBuilder};
 }
@@ -126,3 +158,42 @@ pub mod zookeeper {
 #[cfg(doctest)]
 #[doc = include_str!("../README.md")]
 struct Readme;
+
+#[cfg(test)]
+mod tests {
+    use std::fmt::Debug;
+    use std::hash::Hash;
+
+    use super::*;
+
+    /// Removing one of them would break programs, and could happen by adding a field.
+    #[test]
+    fn public_types_have_the_traits_that_programs_rely_on() {
+        fn handle<T: Clone + Debug + Send + Sync + Unpin + 'static>() {}
+        fn held<T: Debug + Send + Sync + Unpin + 'static>() {}
+        fn value<T: Clone + Debug + Eq + Hash + Send + Sync + Unpin + 'static>() {}
+        fn error<T: std::error::Error + Clone + Send + Sync + Unpin + 'static>() {}
+
+        handle::<Client>();
+        handle::<ClientBuilder>();
+        handle::<DistMutex>();
+        handle::<ReentrantLock>();
+        handle::<CountingSemaphore>();
+        handle::<FairSemaphore>();
+        held::<Guard>();
+        held::<Lost>();
+        held::<Ended>();
+        held::<Fence>();
+        value::<FencingToken>();
+        value::<LeaseEnd>();
+        value::<LossReason>();
+        value::<MutexOptions>();
+        value::<OnOtherLimit>();
+        value::<SemaphoreOptions>();
+        value::<Severity>();
+        value::<Status>();
+        error::<Error>();
+        error::<BackendError>();
+        error::<StaleToken>();
+    }
+}

@@ -15,8 +15,8 @@ use crate::primitive::Primitive;
 /// A lock with at most one holder at a time among all processes that use the same store.
 ///
 /// Cheap to clone. All clones, all mutexes with the same prefix and name on the same store, and any
-/// [`ReentrantLock`](crate::ReentrantLock) with that prefix and name are the same lock. It is not reentrant: a task that
-/// locks it twice deadlocks.
+/// [`ReentrantLock`](crate::ReentrantLock) with that prefix and name are the same lock. It is not reentrant: a task
+/// that locks it twice deadlocks.
 ///
 /// # Fairness
 ///
@@ -24,9 +24,9 @@ use crate::primitive::Primitive;
 /// skipped and keeps its place; a dead one is removed within one TTL. `try_lock` does not overtake
 /// waiters.
 ///
-/// The waiting tasks of one client share one place in the store's queue. When the client is granted the lock, it is passed
-/// on among them, in order of arrival, for up to 16 holds or 30 ms in a row, before other waiting clients get their turn. If
-/// all tasks of all processes must be served strictly in order, turn that off with
+/// The waiting tasks of one client share one place in the store's queue. When the client is granted the lock, it is
+/// passed on among them, in order of arrival, for up to 16 holds or 30 ms in a row, before other waiting clients get
+/// their turn. If all tasks of all processes must be served strictly in order, turn that off with
 /// [`MutexOptions::local_handover`](crate::MutexOptions::local_handover).
 ///
 /// # On Redis
@@ -71,8 +71,8 @@ impl DistMutex {
     ///
     /// * [`Error::StoreUnavailable`] if the store has not answered for 30 s, or four TTLs if that is longer.
     /// * [`Error::StoreRefused`] if the store refuses the request, for instance because the key holds something else.
-    /// * [`Error::Lost`] if several grants in a row arrived only after their lease had ended: the lease is too short for
-    ///   this store or this machine.
+    /// * [`Error::Lost`] if several grants in a row arrived only after their lease had ended: the lease is too short
+    ///   for this store or this machine.
     /// * [`Error::Closed`] if the client is shut down.
     ///
     /// # Panics
@@ -93,7 +93,8 @@ impl DistMutex {
     ///
     /// # Errors
     ///
-    /// * [`Error::StoreUnavailable`] if the store has not answered for 4 s, plus the time that the last request takes to fail.
+    /// * [`Error::StoreUnavailable`] if the store has not answered for 4 s, plus the time that the last request takes
+    ///   to fail.
     /// * [`Error::StoreRefused`], [`Error::Lost`] and [`Error::Closed`] as for [`lock`](Self::lock).
     ///
     /// # Panics
@@ -107,8 +108,8 @@ impl DistMutex {
         self.primitive.try_acquire(&Claim::Sole).await
     }
 
-    /// Locks the mutex, waiting for at most `timeout`. However short the timeout, the call waits up to 100 ms for a first answer
-    /// from the store.
+    /// Locks the mutex, waiting for at most `timeout`. However short the timeout, the call waits up to 100 ms for a
+    /// first answer from the store.
     ///
     /// # Errors
     ///
@@ -144,9 +145,9 @@ impl DistMutex {
     /// Takes the lock away from its holder, even if that is a client of another library, and gives it to the next
     /// waiter. Returns `false` if nobody held it.
     ///
-    /// The holder's `lost` completes at once if the store can push, otherwise at its next renewal. Until then it may keep
-    /// working alongside the new holder; only fencing tokens reject its late writes. The next token is greater than the one
-    /// of the revoked lease.
+    /// The holder's `lost` completes at once if the store can push, otherwise at its next renewal. Until then it may
+    /// keep working alongside the new holder; only fencing tokens reject its late writes. The next token is greater
+    /// than the one of the revoked lease.
     ///
     /// # Errors
     ///
@@ -155,8 +156,8 @@ impl DistMutex {
     ///
     /// # Cancel safety
     ///
-    /// If the future is dropped, or fails with [`Error::StoreUnavailable`], the lock may or may not have been taken away.
-    /// The request is never repeated, since that could take the lock away from the next holder as well.
+    /// If the future is dropped, or fails with [`Error::StoreUnavailable`], the lock may or may not have been taken
+    /// away. The request is never repeated, since that could take the lock away from the next holder as well.
     pub async fn force_release(&self) -> Result<bool, Error> {
         self.primitive.force_release().await
     }

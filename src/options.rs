@@ -32,7 +32,7 @@ const MIN_HOLD: Duration = Duration::from_millis(10);
 /// let mutex = Client::memory().mutex_with("machine:42", options)?;
 /// # Ok::<(), leasehold::Error>(())
 /// ```
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
 #[must_use = "options do nothing until they are passed to `Client::mutex_with` or `Client::reentrant_lock_with`"]
 pub struct MutexOptions {
     hold: HoldOptions,
@@ -52,8 +52,8 @@ impl MutexOptions {
     }
 
     /// How long the store keeps the lock without hearing from its holder, which is the maximum time that a dead holder
-    /// blocks others. From 100 ms to 24 h; fractions of a millisecond are truncated. A store may require more, or round it up: on
-    /// etcd, the TTL is at least 2 s, in whole seconds.
+    /// blocks others. From 100 ms to 24 h; fractions of a millisecond are truncated. A store may require more, or round
+    /// it up: on etcd, the TTL is at least 2 s, in whole seconds.
     ///
     /// Default: 30 s.
     pub const fn ttl(mut self, ttl: Duration) -> Self {
@@ -61,10 +61,11 @@ impl MutexOptions {
         self
     }
 
-    /// How long after its last confirmation (the grant or a renewal) a lease is renewed. A renewal may be sent up to 1% early (100 ms
-    /// at most), so that it can be batched with those of other leases of the client. The period must be greater than zero and less than the TTL. If it is more than
-    /// half of the TTL, a single lost renewal costs the lease. A period that would leave no time for a renewal at all
-    /// is reduced to nine tenths of the time for which the lease is trusted.
+    /// How long after its last confirmation (the grant or a renewal) a lease is renewed. A renewal may be sent up to 1%
+    /// early (100 ms at most), so that renewals of several leases of the client can be batched. The period must be
+    /// greater than zero and less than the TTL. If it is more than half of the TTL, a single lost renewal costs the
+    /// lease. A period that would leave no time for a renewal at all is reduced to nine tenths of the time for which
+    /// the lease is trusted.
     ///
     /// Default: a third of the TTL.
     pub const fn renewal_period(mut self, period: Duration) -> Self {
@@ -72,10 +73,10 @@ impl MutexOptions {
         self
     }
 
-    /// The maximum time that the lock may be held without interruption, from its grant. After that, the lease is released
-    /// and the `lost` of its guards completes with [`HeldTooLong`](crate::LossReason::HeldTooLong), even if the holder is
-    /// alive. Re-entering does not extend it. If the lock is passed on within the client, the time starts again for the
-    /// next holder. 10 ms or more.
+    /// The maximum time that the lock may be held without interruption, from its grant. After that, the lease is
+    /// released and the `lost` of its guards completes with [`HeldTooLong`](crate::LossReason::HeldTooLong), even if
+    /// the holder is alive. Re-entering does not extend it. If the lock is passed on within the client, the time starts
+    /// again for the next holder. 10 ms or more.
     ///
     /// Default: none.
     pub const fn max_hold(mut self, hold: Duration) -> Self {
@@ -92,14 +93,14 @@ impl MutexOptions {
         self
     }
 
-    /// Whether a task that releases the lock may pass it on to the next waiting task of the same client without asking the
-    /// store: at most 15 times in a row and for at most 30 ms, then other clients get their turn. This makes a lock that is
-    /// contended by many tasks of a process about ten times faster, and costs nothing otherwise.
+    /// Whether a task that releases the lock may pass it on to the next waiting task of the same client without asking
+    /// the store: at most 15 times in a row and for at most 30 ms, then other clients get their turn. This makes a lock
+    /// that is contended by many tasks of a process about ten times faster, and costs nothing otherwise.
     ///
     /// Every hold has its own token, greater than the one before. Tasks of one client are served in order of arrival,
-    /// and so are clients, but a task may be served before a task of another client that arrived earlier. A
-    /// `release` that passes the lock on returns without a confirmation from the store. In `inspect`, tasks that pass the lock on to each
-    /// other appear as one waiter at most.
+    /// and so are clients, but a task may be served before a task of another client that arrived earlier. A `release`
+    /// that passes the lock on returns without a confirmation from the store. In `inspect`, tasks that pass the lock on
+    /// to each other appear as one waiter at most.
     ///
     /// Turn it off if you need strict order among all tasks of all processes. Mutexes that differ in this or any
     /// other option except the prefix do not pass the lock on to each other. No effect on reentrant locks.
@@ -128,7 +129,7 @@ impl MutexOptions {
 /// | [`max_hold`](Self::max_hold) | none | only the application knows how long its work takes |
 /// | [`prefix`](Self::prefix) | `semaphore:` or `fair-semaphore:` | the two kinds must not share a key |
 /// | [`local_handover`](Self::local_handover) | off | tokens show the order of all grants |
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
 #[must_use = "options do nothing until they are passed to a client"]
 pub struct SemaphoreOptions {
     hold: HoldOptions,
@@ -138,7 +139,7 @@ pub struct SemaphoreOptions {
 
 /// What a handle of a semaphore does if the limit in force is not the one that it was created with: see
 /// [`SemaphoreOptions::on_other_limit`].
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum OnOtherLimit {
     /// Its request fails with [`Error::LimitDiffers`], so that a mistake is noticed.
@@ -175,9 +176,9 @@ impl SemaphoreOptions {
         self
     }
 
-    /// The maximum time that permits may be held without interruption, from their grant. After that, they are returned and
-    /// the `lost` of their guards completes with [`HeldTooLong`](crate::LossReason::HeldTooLong). If a permit is passed on
-    /// within the client, the time starts again for the next holder. 10 ms or more.
+    /// The maximum time that permits may be held without interruption, from their grant. After that, they are returned
+    /// and the `lost` of their guards completes with [`HeldTooLong`](crate::LossReason::HeldTooLong). If a permit is
+    /// passed on within the client, the time starts again for the next holder. 10 ms or more.
     ///
     /// Default: none.
     pub const fn max_hold(mut self, hold: Duration) -> Self {
@@ -186,8 +187,8 @@ impl SemaphoreOptions {
     }
 
     /// What the store's keys start with, before the name; may be empty. Do not use the same prefix for both kinds of
-    /// semaphore: semaphores of both kinds with the same name would share permits, and neither could keep its order. Do not
-    /// use the same prefix for semaphores and locks either: one of them would get an error
+    /// semaphore: semaphores of both kinds with the same name would share permits, and neither could keep its order. Do
+    /// not use the same prefix for semaphores and locks either: one of them would get an error
     /// ([`StoreRefused`](crate::Error::StoreRefused)), on Redis for up to a day after the other was last used.
     ///
     /// Default: `semaphore:` for a [`CountingSemaphore`](crate::CountingSemaphore), `fair-semaphore:` for a
@@ -203,12 +204,12 @@ impl SemaphoreOptions {
     /// a process several times faster.
     ///
     /// The drawback: a holder that received its permit this way gets the token after that of the previous holder. The
-    /// token is unique, but not greater than those that the store has granted in the meantime, so tokens no longer
-    /// show the order of all grants. Tasks of one client that wait for single permits are served in order of arrival, but a task
-    /// may be served before a task of another client that arrived earlier. A client requests at most one permit more than the
-    /// limit, including those that it holds, so `inspect` may not show all of its waiting tasks. A `release` that passes
-    /// the permit on returns without a confirmation from the store. A reduced limit takes effect once the permit is no longer
-    /// passed on, after at most 30 ms.
+    /// token is unique, but not greater than the tokens that the store has issued in the meantime, so tokens no longer
+    /// show the order of all grants. Tasks of one client that wait for single permits are served in order of arrival,
+    /// but a task may be served before a task of another client that arrived earlier. A client requests at most one
+    /// permit more than the limit, including the permits that it holds, so `inspect` may not show all of its waiting
+    /// tasks. A `release` that passes the permit on returns without a confirmation from the store. A reduced limit
+    /// takes effect once the permit is no longer passed on, after at most 30 ms.
     ///
     /// A [`FairSemaphore`](crate::FairSemaphore) is served in strict order and rejects this option.
     ///
@@ -218,8 +219,8 @@ impl SemaphoreOptions {
         self
     }
 
-    /// What a handle does if the limit in force is not the one that it was created with, as while a new version of a service with
-    /// another limit replaces the old one:
+    /// What a handle does if the limit in force is not the one that it was created with, as while a new version of a
+    /// service with another limit replaces the old one:
     ///
     /// | | the old version, limit 4 | the new version, limit 6 |
     /// |---|---|---|
@@ -227,8 +228,8 @@ impl SemaphoreOptions {
     /// | [`Follow`](OnOtherLimit::Follow) | works | works with 4, until the semaphore was unused for two TTLs or is resized |
     /// | [`Set`](OnOtherLimit::Set) | works; handles in use go on with 6 | works with 6 from its first request on |
     ///
-    /// With `Set`, each handle puts its own limit in force once, with its first request. Afterwards it follows changes like any other
-    /// handle, so an old process that starts again while new ones are in use changes the limit back.
+    /// With `Set`, each handle puts its own limit in force once, with its first request. Afterwards it follows changes
+    /// like any other handle, so an old process that starts again while new ones are in use changes the limit back.
     ///
     /// Default: [`Refuse`](OnOtherLimit::Refuse).
     pub const fn on_other_limit(mut self, choice: OnOtherLimit) -> Self {
@@ -258,7 +259,7 @@ impl SemaphoreOptions {
 }
 
 /// The options that all primitives have.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
 struct HoldOptions {
     ttl: Duration,
     renewal_period: Option<Duration>,

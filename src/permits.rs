@@ -66,8 +66,8 @@ impl Permits {
         self.request(permits, Wait::timeout(timeout)).await
     }
 
-    /// Requests permits, again if another limit is in force and this handle is to do something about it: a request that was refused for
-    /// it has no place in the queue yet.
+    /// Requests permits, again if another limit is in force and this handle is to do something about it: a request that
+    /// was refused for it has no place in the queue yet.
     async fn request(&self, permits: u32, wait: Wait) -> Result<Guard, Error> {
         let mut followed = 0;
         loop {

@@ -79,8 +79,8 @@ impl Primitive {
         Ok(released)
     }
 
-    /// Prints the name and the store of a handle of this type, which may add fields. Leaves out the client's leases, which may be
-    /// megabytes.
+    /// Prints the name and the store of a handle of this type, which may add fields. Leaves out the client's leases,
+    /// which may be megabytes.
     pub(crate) fn debug<'a, 'f>(
         &self,
         handle: &str,

@@ -16,30 +16,30 @@ use crate::primitive::Primitive;
 ///
 /// # Owners
 ///
-/// An owner is never a thread or a task, which are short-lived and have no identity in other processes. It is the name that
-/// [`Client::reentrant_lock`](crate::Client::reentrant_lock) is given: all handles that name the same owner, in any process, are that
-/// owner, for instance all steps of one order, wherever they run. For an owner that nobody else can be, use a random name, such as
-/// a new UUID.
+/// An owner is never a thread or a task, which are short-lived and have no identity in other processes. It is the name
+/// that [`Client::reentrant_lock`](crate::Client::reentrant_lock) is given: all handles that name the same owner, in
+/// any process, are that owner, for instance all steps of one order, wherever they run. For an owner that nobody else
+/// can be, use a random name, such as a new UUID.
 ///
 /// # Reentrancy
 ///
-/// Within a client (and its clones), an owner that holds the lock re-enters without asking the store: the new
-/// [`Guard`] shares the lease of the first. In other clients and processes the store admits the owner at once, ahead of all
-/// waiters, with a separate lease. So a crashing process loses only its own holds, and the lock becomes free
-/// when the last hold of the owner is gone. Guards can be dropped in any order. All of them carry the same token,
-/// so a fence rejects earlier owners, but not a process that lost its hold while its owner still has others.
+/// Within a client (and its clones), an owner that holds the lock re-enters without asking the store: the new [`Guard`]
+/// shares the lease of the first. In other clients and processes the store admits the owner at once, ahead of all
+/// waiters, with a separate lease. So a crashing process loses only its own holds, and the lock becomes free when the
+/// last hold of the owner is gone. Guards can be dropped in any order. All of them carry the same token, so a fence
+/// rejects earlier owners, but not a process that lost its hold while its owner still has others.
 ///
 /// # Fairness
 ///
-/// Different owners are served in the order in which they arrive at the store. They share one queue with those who
-/// wait for a [`DistMutex`](crate::DistMutex) with the same prefix and name, which is the same lock. A client that
+/// Different owners are served in the order in which they arrive at the store. They share one queue with the
+/// waiters of a [`DistMutex`](crate::DistMutex) with the same prefix and name, which is the same lock. A client that
 /// holds the mutex of that name may first pass it on among its tasks, within the bounds of
 /// [`MutexOptions::local_handover`](crate::MutexOptions::local_handover).
 ///
 /// # On Redis
 ///
-/// The lock key follows the canonical recipe, as for the mutex, so this lock and clients of other libraries exclude each
-/// other.
+/// The lock key follows the canonical recipe, as for the mutex, so this lock and clients of other libraries exclude
+/// each other.
 ///
 /// ```
 /// # #[tokio::main(flavor = "current_thread")]
@@ -159,8 +159,8 @@ impl ReentrantLock {
         }
     }
 
-    /// Returns who holds the lock and who waits for it, with one holder per lease. This is a snapshot and may already be
-    /// out of date.
+    /// Returns who holds the lock and who waits for it, with one holder per lease. This is a snapshot and may already
+    /// be out of date.
     ///
     /// # Errors
     ///
@@ -173,8 +173,9 @@ impl ReentrantLock {
         self.primitive.inspect(Detail::Full).await
     }
 
-    /// Takes the lock, with all its holds, away from its owner, and gives it to the next waiter. Returns `false` if nobody
-    /// held it. See [`DistMutex::force_release`](crate::DistMutex::force_release) for how the holders are notified.
+    /// Takes the lock, with all its holds, away from its owner, and gives it to the next waiter. Returns `false` if
+    /// nobody held it. See [`DistMutex::force_release`](crate::DistMutex::force_release) for how the holders are
+    /// notified.
     ///
     /// # Errors
     ///

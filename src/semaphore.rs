@@ -29,11 +29,11 @@ use crate::permits::Permits;
 /// # The limit
 ///
 /// Each handle is created with a limit. The first request puts its limit in force; a handle with a different one gets
-/// [`Error::LimitDiffers`], which names both, or follows or replaces that one if
-/// [`SemaphoreOptions::on_other_limit`](crate::SemaphoreOptions::on_other_limit) says so. The limit stays in force while there are
-/// holders or waiters, and for one to two TTLs afterwards. [`resize`](Self::resize) changes it for all clients. Handles that have used the semaphore
-/// since its limit came into force follow the change; new handles must be created with the current limit. A handle and
-/// its clones share one limit.
+/// [`Error::LimitDiffers`], which names both, or follows or replaces the limit in force if
+/// [`SemaphoreOptions::on_other_limit`](crate::SemaphoreOptions::on_other_limit) says so. The limit stays in force
+/// while there are holders or waiters, and for one to two TTLs afterwards. [`resize`](Self::resize) changes it for all
+/// clients. Handles that have used the semaphore since its limit came into force follow the change; new handles must be
+/// created with the current limit. A handle and its clones share one limit.
 ///
 /// # Tokens
 ///
@@ -94,13 +94,14 @@ impl CountingSemaphore {
     ///
     /// # Errors
     ///
-    /// * [`Error::LimitDiffers`] if the limit in force is not the limit of this handle, unless it is to follow or replace that one.
+    /// * [`Error::LimitDiffers`] if the limit in force is not the limit of this handle, unless the handle follows or
+    ///   replaces the limit in force.
     /// * [`Error::InvalidArgument`] if no permits are requested, or more than the limit in force; also if a
     ///   [`resize`](Self::resize) makes the limit too small for a waiting request.
     /// * [`Error::StoreUnavailable`] if the store has not answered for 30 s, or four TTLs if that is longer.
     /// * [`Error::StoreRefused`] if the store refuses the request, for instance because the key holds something else.
-    /// * [`Error::Lost`] if several grants in a row arrived only after their lease had ended: the lease is too short for
-    ///   this store or this machine.
+    /// * [`Error::Lost`] if several grants in a row arrived only after their lease had ended: the lease is too short
+    ///   for this store or this machine.
     /// * [`Error::Closed`] if the client is shut down.
     ///
     /// # Panics
@@ -134,12 +135,13 @@ impl CountingSemaphore {
 
     /// Acquires one permit if one is free.
     ///
-    /// If this client has just dropped a guard of the same semaphore, the call first waits for its release, for up to 1 s.
+    /// If this client has just dropped a guard of the same semaphore, the call first waits for its release, for up to 1
+    /// s.
     ///
     /// # Errors
     ///
-    /// [`Error::StoreUnavailable`] if the store has not answered for 4 s, plus the time that the last request takes to fail; otherwise as for
-    /// [`acquire`](Self::acquire).
+    /// [`Error::StoreUnavailable`] if the store has not answered for 4 s, plus the time that the last request takes to
+    /// fail; otherwise as for [`acquire`](Self::acquire).
     ///
     /// # Panics
     ///

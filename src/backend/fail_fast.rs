@@ -11,7 +11,7 @@ use tokio::sync::Semaphore;
 
 use super::{
     Answer, Answered, Backend, BackendError, Capabilities, Detail, Event, Finding, Inspection, LeaseId,
-    LeaseRef, Limit, Released, Renew, Request, Resource, Status, StoreState,
+    LeaseRef, Limit, Released, Renew, Request, Resource, Status, StoreState, delegate,
 };
 use crate::home::Home;
 use crate::runtime::spawn_on;
@@ -72,28 +72,13 @@ fn unreachable(state: &StoreState) -> Option<String> {
 }
 
 impl Backend for FailFast {
-    fn lease_id(&self) -> LeaseId {
-        self.store.lease_id()
+    delegate! {
+        store: lease_id renew release release_permits release_from_own_thread capabilities state state_changes
+        ping check home close
     }
 
     fn request<'a>(&'a self, request: &'a Request) -> BoxFuture<'a, Result<Answer, BackendError>> {
         self.unless_unreachable(move |store| store.request(request))
-    }
-
-    fn renew<'a>(&'a self, renewals: &'a [Renew]) -> BoxStream<'a, Answered> {
-        self.store.renew(renewals)
-    }
-
-    fn release<'a>(&'a self, lease: &'a LeaseRef) -> BoxFuture<'a, Result<Released, BackendError>> {
-        self.store.release(lease)
-    }
-
-    fn release_permits<'a>(
-        &'a self,
-        lease: &'a LeaseRef,
-        keep: u32,
-    ) -> BoxFuture<'a, Result<Released, BackendError>> {
-        self.store.release_permits(lease, keep)
     }
 
     fn force_release<'a>(&'a self, resource: &'a Resource) -> BoxFuture<'a, Result<bool, BackendError>> {
@@ -117,46 +102,10 @@ impl Backend for FailFast {
         self.unless_unreachable(move |store| store.inspect(resource, detail))
     }
 
-    /// Those of the store, and one that has waiting requests repeated, which then fail, when it becomes unreachable.
+    /// The events of the store, and an [`Event::Resync`] when it becomes unreachable, so that waiting requests are repeated, and fail.
     fn events(&self) -> BoxStream<'static, Event> {
         let lost =
             self.store.state_changes().filter_map(|state| ready(unreachable(&state).map(|_| Event::Resync)));
         select(self.store.events(), lost).boxed()
-    }
-
-    fn capabilities(&self) -> &Capabilities {
-        self.store.capabilities()
-    }
-
-    fn state(&self) -> StoreState {
-        self.store.state()
-    }
-
-    fn state_changes(&self) -> BoxStream<'static, StoreState> {
-        self.store.state_changes()
-    }
-
-    fn ping(&self) -> BoxFuture<'_, Result<(), BackendError>> {
-        self.store.ping()
-    }
-
-    fn check(&self) -> BoxFuture<'_, Result<Vec<Finding>, BackendError>> {
-        self.store.check()
-    }
-
-    fn release_from_own_thread<'a>(
-        &'a self,
-        lease: &'a LeaseRef,
-        keep: u32,
-    ) -> BoxFuture<'a, Result<Released, BackendError>> {
-        self.store.release_from_own_thread(lease, keep)
-    }
-
-    fn home(&self) -> Option<Arc<Home>> {
-        self.store.home()
-    }
-
-    fn close(&self) -> BoxFuture<'_, ()> {
-        self.store.close()
     }
 }

@@ -205,72 +205,9 @@ macro_rules! backend_on_ledger {
             use $crate::backend::*;
 
             impl Backend for $name {
-                fn lease_id(&self) -> LeaseId {
-                    self.0.lease_id()
-                }
-                fn request<'a>(
-                    &'a self,
-                    request: &'a Request,
-                ) -> BoxFuture<'a, Result<Answer, BackendError>> {
-                    self.0.request(request)
-                }
-                fn renew<'a>(&'a self, renewals: &'a [Renew]) -> BoxStream<'a, Answered> {
-                    self.0.renew(renewals)
-                }
-                fn release<'a>(
-                    &'a self,
-                    lease: &'a LeaseRef,
-                ) -> BoxFuture<'a, Result<Released, BackendError>> {
-                    self.0.release(lease)
-                }
-                fn release_permits<'a>(
-                    &'a self,
-                    lease: &'a LeaseRef,
-                    keep: u32,
-                ) -> BoxFuture<'a, Result<Released, BackendError>> {
-                    self.0.release_permits(lease, keep)
-                }
-                fn force_release<'a>(
-                    &'a self,
-                    resource: &'a Resource,
-                ) -> BoxFuture<'a, Result<bool, BackendError>> {
-                    self.0.force_release(resource)
-                }
-                fn set_limit<'a>(
-                    &'a self,
-                    resource: &'a Resource,
-                    permits: u32,
-                    ttl: Duration,
-                ) -> BoxFuture<'a, Result<Limit, BackendError>> {
-                    self.0.set_limit(resource, permits, ttl)
-                }
-                fn inspect<'a>(
-                    &'a self,
-                    resource: &'a Resource,
-                    detail: Detail,
-                ) -> BoxFuture<'a, Result<Inspection, BackendError>> {
-                    self.0.inspect(resource, detail)
-                }
-                fn events(&self) -> BoxStream<'static, Event> {
-                    self.0.events()
-                }
-                fn capabilities(&self) -> &Capabilities {
-                    self.0.capabilities()
-                }
-                fn state(&self) -> StoreState {
-                    self.0.state()
-                }
-                fn state_changes(&self) -> BoxStream<'static, StoreState> {
-                    self.0.state_changes()
-                }
-                fn ping(&self) -> BoxFuture<'_, Result<(), BackendError>> {
-                    self.0.ping()
-                }
-                fn check(&self) -> BoxFuture<'_, Result<Vec<Finding>, BackendError>> {
-                    self.0.check()
-                }
-                fn close(&self) -> BoxFuture<'_, ()> {
-                    self.0.close()
+                delegate! {
+                    0: lease_id request renew release release_permits force_release set_limit inspect events
+                    capabilities state state_changes ping check close
                 }
             }
         };

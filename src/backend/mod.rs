@@ -59,6 +59,7 @@ use futures::{FutureExt, StreamExt};
 pub(crate) mod by_url;
 #[cfg(feature = "conformance")]
 pub mod conformance;
+mod delegate;
 #[cfg(any(feature = "_records", feature = "_redis"))]
 mod dial;
 #[cfg(feature = "etcd")]
@@ -93,6 +94,7 @@ mod url_parts;
 #[cfg(feature = "zookeeper")]
 pub(crate) mod zookeeper;
 
+use delegate::delegate;
 use event_sender::EventSender;
 pub use fail_fast::FailFast;
 pub use lease_id::LeaseId;

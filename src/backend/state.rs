@@ -26,7 +26,7 @@ pub struct NodeState {
 }
 
 /// Whether a server can currently be reached.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum Status {
     /// It is connected, and answers.
@@ -121,7 +121,7 @@ pub struct Finding {
 }
 
 /// How serious a [`Finding`] is.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 #[non_exhaustive]
 pub enum Severity {
     /// Limits what the store guarantees after a restart or a failover.
