@@ -8,10 +8,7 @@ use super::protocol::{BUSY, NOT_HELD, RELEASED, SETTLED, WAITED_FOR};
 use super::reply::{
     from_millis, millis, read_granted, read_held, read_lease, read_queued, read_waiters, wanted,
 };
-use super::script::{
-    ACQUIRE, ACQUIRE_FROM, ACQUIRE_OWNED, FORCE, INSPECT, RELEASE, RELEASE_OWNED, RELEASE_WITH_GAPS, RENEW,
-    RENEW_OWNED, SETTLE, WAS_REVOKED,
-};
+use super::script::{ACQUIRE, FORCE, INSPECT, RELEASE, RENEW, RENEW_OWNED, SETTLE, WAS_REVOKED};
 use super::transport::Transport;
 use super::value::Value;
 use crate::backend::{
@@ -20,49 +17,31 @@ use crate::backend::{
 };
 use crate::fence::FencingToken;
 
-/// Requests a lock, once. A lock key without an expiry gets that of `repair`.
+/// Requests a lock, once. A lock key without an expiry gets that of `repair`. The token is not less than the `proposed` one, as far
+/// as the server accepts the proposal.
 pub(super) fn acquire(
     transport: &Arc<Transport>,
     request: &Request,
     repair: Option<Duration>,
+    proposed: Option<FencingToken>,
 ) -> impl Future<Output = Result<Answer, BackendError>> {
-    transport.ask(to_acquire(request, repair), transport.answer_timeout(request.ttl), read_answer)
-}
-
-fn to_acquire(request: &Request, repair: Option<Duration>) -> Operation {
-    let owner = request.claim.owner();
-    let script = if owner.is_some() { &ACQUIRE_OWNED } else { &ACQUIRE };
-    let operation = Operation::new(script, &request.lease.resource).lease(request.lease.id);
-    let operation = operation.number(millis(request.ttl));
-    // Every argument costs a microsecond, so the frequent case omits the last two.
-    if request.waits && repair.is_none() && owner.is_none() {
-        return operation;
-    }
-    let operation = operation.number(u8::from(request.waits)).number(repair.map_or(0, millis));
-    match owner {
-        Some(owner) => operation.word(owner),
-        None => operation,
-    }
-}
-
-/// Requests a lock, once, for a token that is not less than `proposed`, as far as the server accepts the proposal.
-pub(super) fn acquire_from(
-    transport: &Arc<Transport>,
-    request: &Request,
-    proposed: FencingToken,
-    repair: Option<Duration>,
-) -> impl Future<Output = Result<Answer, BackendError>> {
-    let operation = to_acquire_from(request, proposed, repair);
+    let operation = to_acquire(request, repair, proposed);
     transport.ask(operation, transport.answer_timeout(request.ttl), read_answer)
 }
 
-fn to_acquire_from(request: &Request, proposed: FencingToken, repair: Option<Duration>) -> Operation {
-    let operation = Operation::new(&ACQUIRE_FROM, &request.lease.resource).number(proposed.get());
-    let operation = operation.lease(request.lease.id).number(millis(request.ttl));
+fn to_acquire(request: &Request, repair: Option<Duration>, proposed: Option<FencingToken>) -> Operation {
+    let owner = request.claim.owner();
+    let operation = Operation::new(&ACQUIRE, &request.lease.resource).lease(request.lease.id);
+    let operation = operation.number(millis(request.ttl));
+    // Every argument costs a microsecond, so the frequent case omits the others.
+    if request.waits && repair.is_none() && owner.is_none() && proposed.is_none() {
+        return operation;
+    }
     let operation = operation.number(u8::from(request.waits)).number(repair.map_or(0, millis));
-    match request.claim.owner() {
-        Some(owner) => operation.word(owner),
-        None => operation,
+    match (owner, proposed) {
+        (None, None) => operation,
+        (Some(owner), None) => operation.word(owner),
+        (owner, Some(proposed)) => operation.word(owner.map_or("", |owner| owner)).number(proposed.get()),
     }
 }
 
@@ -84,12 +63,7 @@ pub(super) fn to_renew(renew: &Renew) -> Operation {
 
 /// The release of a lease. When a gap is due, the lock is left free for so long.
 pub(super) fn to_release(lease: &LeaseRef, gap: Option<Duration>) -> Operation {
-    let script = match (lease.resource.kind, gap) {
-        (Kind::Reentrant, _) => &RELEASE_OWNED,
-        (_, None) => &RELEASE,
-        (_, Some(_)) => &RELEASE_WITH_GAPS,
-    };
-    let operation = Operation::new(script, &lease.resource).lease(lease.id);
+    let operation = Operation::new(&RELEASE, &lease.resource).lease(lease.id);
     match gap {
         Some(gap) => operation.number(millis(gap)),
         None => operation,

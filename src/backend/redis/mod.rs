@@ -45,6 +45,7 @@ mod credentials;
 mod fred;
 mod keys;
 mod link;
+mod linker;
 mod lock;
 mod msgpack;
 mod node;

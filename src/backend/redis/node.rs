@@ -16,7 +16,7 @@ impl Node for RedisBackend {
     ) -> BoxFuture<'a, Result<Answer, BackendError>> {
         async move {
             let transport = self.transport_of_releases(&request.lease.resource).await?;
-            let answer = lock::acquire_from(&transport, request, proposed, self.repair).await?;
+            let answer = lock::acquire(&transport, request, self.repair, Some(proposed)).await?;
             let answer = self.polled(request, answer);
             self.notifications.answered(request.lease.id, &answer);
             Ok(answer)

@@ -8,7 +8,7 @@ use smallvec::SmallVec;
 
 use super::keys;
 use super::msgpack::{FALSE, TRUE, header_of_text, pack_text, unpack_texts};
-use super::protocol::{ACQUIRE, ACQUIRE_WITH, RELEASE, RELEASE_WITH_GAPS, RENEW, USE_FENCE};
+use super::protocol::USE_FENCE;
 use super::script::Script;
 use super::value::Arguments;
 use crate::backend::{LeaseId, Resource};
@@ -69,9 +69,8 @@ impl Operation {
     }
 
     /// As a part of a batch, in MessagePack: its code, its key (unless the operation before has the same one), the number of its
-    /// arguments (unless that follows from the code), its arguments (`batch.lua`).
+    /// arguments, its arguments (`batch.lua`).
     pub(super) fn pack(&self, code: &'static str, same_key: bool, packed: &mut Vec<u8>) {
-        let code = if code == ACQUIRE && self.number_of_args > 2 { ACQUIRE_WITH } else { code };
         pack_text(code.as_bytes(), packed);
         let key = &*self.resource.key;
         if same_key {
@@ -83,10 +82,8 @@ impl Operation {
             }
             pack_text(key.as_bytes(), packed);
         }
-        if !matches!(code, ACQUIRE | RENEW | RELEASE | RELEASE_WITH_GAPS) {
-            // A number below 128 is encoded as itself.
-            packed.push(self.number_of_args);
-        }
+        // A number below 128 is encoded as itself.
+        packed.push(self.number_of_args);
         packed.extend_from_slice(&self.args);
     }
 }

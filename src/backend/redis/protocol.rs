@@ -16,18 +16,11 @@ constants! {
     ACQUIRE: &str = "a";
     RENEW: &str = "n";
     RELEASE: &str = "r";
-    ACQUIRE_OWNED: &str = "A";
     RENEW_OWNED: &str = "N";
-    RELEASE_OWNED: &str = "R";
     ACQUIRE_PERMITS: &str = "p";
     RENEW_PERMITS: &str = "q";
     RELEASE_PERMITS: &str = "s";
-    ACQUIRE_FROM: &str = "c";
     SETTLE: &str = "t";
-    /// A request for a lock that has more than two arguments.
-    ACQUIRE_WITH: &str = "b";
-    /// The release of a mutex that leaves a gap when one is due.
-    RELEASE_WITH_GAPS: &str = "g";
     /// No operation: the name of the fence of those that follow.
     USE_FENCE: &str = "f";
 

@@ -81,10 +81,11 @@ pub(super) fn read_released(answer: &Value) -> Option<Released> {
     }
 }
 
-/// Lease id, remaining time and permits of each waiter.
+/// Lease id, remaining time, permits and ticket of each waiter, in order of arrival.
 pub(super) fn read_waiters(waiters: &Value) -> Option<Vec<Waiter>> {
-    let waiters = waiters.as_list();
-    let waiters = waiters.chunks_exact(3).map(|part| {
+    let mut waiters: Vec<_> = waiters.as_list().chunks_exact(4).collect();
+    waiters.sort_by_key(|part| part[3].as_u64());
+    let waiters = waiters.into_iter().map(|part| {
         let waiter = Waiter::new(read_lease(&part[0])?, from_millis(&part[1])?);
         Some(Waiter { permits: read_number(&part[2])?, ..waiter })
     });

@@ -220,7 +220,7 @@ impl RedisBackend {
         }
         match &request.claim {
             Claim::Permits(permits, limit) => semaphore::acquire(transport, request, *permits, *limit).await,
-            Claim::Sole | Claim::Owner(_) => lock::acquire(transport, request, self.repair).await,
+            Claim::Sole | Claim::Owner(_) => lock::acquire(transport, request, self.repair, None).await,
         }
     }
 

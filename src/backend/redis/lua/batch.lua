@@ -3,9 +3,7 @@
 -- needs them.
 --
 -- ARGV[1]  the operations one after another in MessagePack, since every key and argument of a call costs as much as a command
---          here: for each, its code, its key, the number of its arguments, and its arguments. ACQUIRE, RENEW and
---          RELEASE_WITH_GAPS have two and RELEASE has one, so their number is left out; a request for a lock with more is
---          ACQUIRE_WITH. A key that is not itself the hash tag of its other keys follows true and what these start with; false
+--          here: for each, its code, its key, the number of its arguments, and its arguments. A key that is not itself the hash tag of its other keys follows true and what these start with; false
 --          stands for the key of the previous operation. USE_FENCE and the name of a fence give the prefix of the operations
 --          that follow.
 --
@@ -15,6 +13,33 @@
 --
 -- An operation that fails, for instance because something else is stored under its key, does not affect the others.
 
+local clock = read_clock()
+
+OTHERWISE
+
+local function lock_paths()
+  DEFINITIONS
+  return acquire_fast, release_fast, renew
+end
+
+local function waiting_paths()
+  DEFINITIONS
+  return wait_fast, hand_over_fast
+end
+
+local function semaphore_paths()
+  DEFINITIONS
+  return permits_fast, close_semaphores
+end
+
+local function slow_paths()
+  DEFINITIONS
+  -- The first two for both kinds of resources.
+  return join_queue and hand_over and slow_path
+end
+
+OTHERWISE
+
 local fence, close_semaphores, number, next_at = nil, nil, 0, 1
 -- The key of the current operation, and what precedes and follows it in the names of the other keys (keys.rs).
 local key, before, after
@@ -22,7 +47,7 @@ local key, before, after
 -- Starts with the operation at `next_at`, and ends early if a slow path fails.
 local function carry_out_all(parts, answers, fences)
   local clock, code, seen = clock, parts[next_at], nil
-  local acquire_fast, release_fast, renew, waiting_paths, wait_fast, release_waited_fast, permits_fast, slow_path
+  local acquire_fast, release_fast, renew, wait_fast, hand_over_fast, permits_fast, slow_path
   while code do
     local own, arg = parts[next_at + 1], next_at + 2
     if code == USE_FENCE then
@@ -34,47 +59,33 @@ local function carry_out_all(parts, answers, fences)
       elseif own then
         before, key, after = '{', own, '}'
       end
-      local answer
+      local answer, args = nil, parts[arg]
+      arg, next_at = arg + 1, arg + 1 + args
       if code == ACQUIRE_PERMITS or code == RELEASE_PERMITS or code == RENEW_PERMITS then
-        next_at, arg = arg + 1 + parts[arg], arg + 1
         if not permits_fast and code ~= RENEW_PERMITS then permits_fast, close_semaphores = semaphore_paths() end
         answer = permits_fast and permits_fast(code, key, before, after, fence, clock, unpack(parts, arg, next_at - 1))
       else
-        if not acquire_fast then acquire_fast, release_fast, renew, waiting_paths = lock_paths() end
+        if not acquire_fast then acquire_fast, release_fast, renew = lock_paths() end
+        local id, ttl_ms = parts[arg], parts[arg + 1]
         if code == ACQUIRE then
-          next_at = arg + 2
-          local queue, id, ttl_ms = before .. key .. after .. ':queue', parts[arg], parts[arg + 1]
-          answer = acquire_fast(key, queue, fence, clock, id, ttl_ms)
-          if not answer then
-            if not wait_fast then wait_fast, release_waited_fast = waiting_paths() end
+          local queue = before .. key .. after .. ':queue'
+          if args < 6 then answer = acquire_fast(key, queue, fence, clock, id, ttl_ms, args == 5 and parts[arg + 4]) end
+          if not answer and args == 2 then
+            if not wait_fast then wait_fast, hand_over_fast = waiting_paths() end
             answer, seen = wait_fast(seen, key, queue, clock, id, ttl_ms)
           end
-        elseif code == RELEASE or code == RELEASE_WITH_GAPS then
-          next_at, seen = arg + 1, nil
-          local id, is_gap_due = parts[arg], false
-          if code == RELEASE_WITH_GAPS then
-            next_at = arg + 2
-            -- As in is_gap_due.lua.
-            local granted = tonumber(sub(call('GET', key) or '', #id + 2, #id + 17)) or clock.us
-            is_gap_due = clock.us - granted > clock.us % (parts[arg + 1] * GAP_PERIOD)
-          end
-          if not is_gap_due then
-            local released, value = release_fast(key, fence, id)
-            answer = released
-            if not released then
-              if not wait_fast then wait_fast, release_waited_fast = waiting_paths() end
-              answer = release_waited_fast(key, value, before .. key .. after .. ':queue', fence, clock, id)
-            end
+        elseif code == RELEASE then
+          seen = nil
+          local value, is_due
+          answer, value, is_due = release_fast(key, fence, clock, id, args == 2 and ttl_ms)
+          if not answer and not is_due then
+            if not wait_fast then wait_fast, hand_over_fast = waiting_paths() end
+            local stem, done = before .. key .. after, nil
+            done, answer = pcall(hand_over_fast, key, value, stem .. ':queue', stem .. ':waiters', fence, clock, id)
+            answer = done and answer
           end
         elseif code == RENEW then
-          next_at = arg + 2
-          answer = renew(key, parts[arg], parts[arg + 1])
-        else
-          next_at, arg = arg + 1 + parts[arg], arg + 1
-          if code == ACQUIRE_WITH then
-            code = ACQUIRE
-            answer = acquire_fast(key, before .. key .. after .. ':queue', fence, clock, parts[arg], parts[arg + 1])
-          end
+          answer = renew(key, id, ttl_ms)
         end
       end
       if not answer then

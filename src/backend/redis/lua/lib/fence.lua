@@ -12,7 +12,7 @@
 -- The fence is written before anything is granted. A server that refuses to write it thereby refuses the grant.
 
 -- `least`: no token may be less. Fields that are added once known: token, the last one issued in this call; shared, the text of a
--- token that all free locks may get (acquire_fast.lua); prefix, what messages say about the prefix (grant.lua). In a batch,
+-- token that all free locks may get (lock/acquire.lua); prefix, what messages say about the prefix (grant.lua). In a batch,
 -- `unwritten` is false at first: then a call's first token is written at once, and the last of the others at the end, which a
 -- server that has accepted the first write cannot refuse.
 local function open_fence(key, unwritten)
@@ -25,3 +25,30 @@ local function exchange(key, text)
   return last < FENCE_LIMIT and last or 0
 end
 
+-- A new token, as text. The first one of a call is the time if possible: converting a number to text costs more than a
+-- command.
+local function next_token(fence, clock)
+  local key, token, now, text = fence.key, fence.token, clock.us, clock.text
+  if token then
+    token = math.max(token + TOKENS_PER_GRANT, fence.least)
+    text = micros(token)
+    if fence.unwritten == nil then
+      call('SET', key, text, 'KEEPTTL')
+    else
+      fence.unwritten = text
+    end
+  else
+    local last = exchange(key, text)
+    token = math.max(last + TOKENS_PER_GRANT, now, fence.least)
+    if token ~= now then text = micros(token) end
+    -- The first grant within 100 seconds makes the fence last for another day.
+    if token ~= now or now - last > now % 1e8 then call('SET', key, text, 'PX', FENCE_MS) end
+  end
+  fence.token = token
+  return text
+end
+
+-- This token was issued with its grant, no matter what the fence says.
+local function raise_fence(fence, token)
+  fence.least = math.max(fence.least, (tonumber(token) or 0) + TOKENS_PER_GRANT)
+end

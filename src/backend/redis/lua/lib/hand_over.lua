@@ -17,7 +17,8 @@ local function next_place(r)
 end
 
 -- Hands over what is free to the next waiters in the queue that are alive and reachable; `asker`, if it is one of them,
--- is being answered anyway. Returns the token of `asker` if it is served. Other waiters on the way are removed if they
+-- is being answered anyway. Returns the token of `asker` if it is served. In a gap (gap.lua), the first of them is asked to
+-- repeat its request instead, and learns from the answer when the gap ends. Other waiters on the way are removed if they
 -- are dead or request more than the limit, and set aside if they cannot be reached. So each waiter is looked at three
 -- times at most, no matter how many there are.
 local function hand_over(r, asker)
@@ -40,7 +41,9 @@ local function hand_over(r, asker)
     else
       local client = sub(id, 1, 36)
       local reached = id == asker
-      if not reached and request.permits <= r.free and not silent[client] then
+      if r.in_gap and not silent[client] then
+        if tell(id, ASK .. ' ' .. id .. ' ' .. r.key) then return nil end
+      elseif not reached and request.permits <= r.free and not silent[client] then
         request.token = r.next_token(r, r.clock)
         local terms = terms_of(request.owner and 'reentrant' or r.message_kind, r.fence, r.key)
         reached = tell(id, grant_message(id, request.token, request.ticket, terms))
@@ -63,4 +66,3 @@ local function hand_over(r, asker)
   end
   return answer
 end
-

@@ -10,3 +10,7 @@ local function queue_of(keys)
   return keys[3] or '{' .. keys[1] .. '}:queue'
 end
 
+-- What an operation needs besides: the time, the fence, and the queue.
+local function prepare()
+  return read_clock(), open_fence(KEYS[2] or DEFAULT_FENCE), queue_of(KEYS)
+end

@@ -1,23 +1,13 @@
--- The waiters, for inspection.
-
--- {lease id, ms for which it counts as alive, permits, ...} in order of arrival; of the hash `key`, as in queue.lua.
+-- The waiters, of the hash `key` as in queue.lua, that count as alive: lease id, for how many ms, permits and ticket of each.
 local function living(key, now_ms)
-  local places = {}
-  local records = call('HGETALL', key)
+  local waiters, records = {}, call('HGETALL', key)
   for i = 1, #records, 2 do
     local ticket, alive_until, permits = match(records[i + 1], '^(%d+) %d+ (%d+) (%d+)')
     if ticket and tonumber(alive_until) > now_ms then
-      local alive_ms = tonumber(alive_until) - now_ms
-      table.insert(places, { id = records[i], ticket = ticket, alive_ms = alive_ms, permits = tonumber(permits) })
-    end
-  end
-  table.sort(places, function(a, b) return a.ticket < b.ticket end)
-  local waiters = {}
-  for _, waiter in ipairs(places) do
-    for _, field in ipairs({ 'id', 'alive_ms', 'permits' }) do
-      table.insert(waiters, waiter[field])
+      for _, part in ipairs({ records[i], tonumber(alive_until) - now_ms, tonumber(permits), ticket }) do
+        table.insert(waiters, part)
+      end
     end
   end
   return waiters
 end
-

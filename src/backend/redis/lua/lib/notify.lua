@@ -14,4 +14,3 @@ end
 local function listens(id)
   return IN_CLUSTER or call('PUBSUB', 'NUMSUB', channel(id))[2] > 0
 end
-

@@ -19,4 +19,3 @@ local function micros(us)
   if us < 2e15 then return string.format('%d%06d', us / 1e6, us % 1e6) end
   return string.format('%.0f', us)
 end
-

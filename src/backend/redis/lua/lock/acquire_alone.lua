@@ -1,19 +1,38 @@
--- The fast path of acquire.lua in a separate call. The same as acquire_fast.lua with token.lua, in one piece: functions
--- and tables cost time on every call.
+-- A request for a lock in a call of its own.
+--
+-- First the fast path of acquire.lua: the lock is free and has no waiters. The same as acquire_fast with next_token, in one
+-- piece, because functions and tables cost time on every call; and comparing texts, because converting a number of 16 digits
+-- costs half a command. What is unusual about the fence comes second: it has expired; it should last for another day, as after
+-- the first grant within 100 seconds; its token is not less than the time by a grant's tokens; or another token is proposed.
 
 local lock = KEYS[1]
 if call('EXISTS', lock, KEYS[3] or '{' .. lock .. '}:queue') == 0 then
-  local fence, time = KEYS[2] or DEFAULT_FENCE, call('TIME')
-  local seconds, us = time[1], time[2]
-  local text = #us == 6 and seconds .. us or seconds .. sub('00000' .. us, -6)
-  local now, last = tonumber(text), tonumber(call('SET', fence, text, 'KEEPTTL', 'GET') or 0) or 0
-  local gap = now - last
-  if gap > now % 1e8 or gap < TOKENS_PER_GRANT then
-    if gap < TOKENS_PER_GRANT and last < FENCE_LIMIT then
-      text = string.format('%.0f', math.floor(last) + TOKENS_PER_GRANT)
-    end
+  local fence, time, owner, proposed = KEYS[2] or DEFAULT_FENCE, call('TIME'), ARGV[5], ARGV[6]
+  local text, us = time[1], time[2]
+  text = #us == 6 and text .. us or text .. sub('00000' .. us, -6)
+  local last = proposed and call('GET', fence) or call('SET', fence, text, 'KEEPTTL', 'GET')
+  if proposed or not last or #last ~= 16 or last >= text or sub(last, 1, 8) ~= sub(text, 1, 8)
+    or (us - (tonumber(sub(last, 11)) or us)) % 1e6 < TOKENS_PER_GRANT then
+    last = math.floor(tonumber(last or 0) or 0)
+    if not (last < FENCE_LIMIT) then last = 0 end
+    local now = tonumber(text)
+    local least = math.min(tonumber(proposed or 0), math.max(last, now) + PROPOSED_AHEAD_US)
+    local token = math.max(last + TOKENS_PER_GRANT, now, least)
+    if token ~= now then text = string.format('%.0f', token) end
     call('SET', fence, text, 'PX', FENCE_MS)
   end
-  call('PSETEX', lock, ARGV[2], ARGV[1] .. ' ' .. text)
+  call('PSETEX', lock, ARGV[2], ARGV[1] .. ' ' .. text .. (owner and owner ~= '' and '/' .. owner or ''))
   return text
 end
+
+OTHERWISE
+
+local clock, fence, queue = prepare()
+if #ARGV == 2 then
+  local done, answer = pcall(join_fast, lock, queue, sub(queue, 1, -6) .. 'waiters', clock, unpack(ARGV))
+  if done and answer then return answer end
+end
+
+OTHERWISE
+
+return acquire(lock_at(lock, queue, fence, clock), unpack(ARGV))

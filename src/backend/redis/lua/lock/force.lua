@@ -1,11 +1,27 @@
 -- Ends all holds of the lock, notifies the holders, and hands the lock over to the next waiter.
 --
 -- KEYS     as in lock.lua, and
--- KEYS[#KEYS]  revoked  see revoked.lua
+-- KEYS[#KEYS]  revoked  see remember_revoked
 --
 -- Returns  RELEASED if there was a hold, NOT_HELD if not
 --
 -- Not idempotent: the second time it ends the next holder's lease.
+
+-- Remembers the leases that were released by force, so that their clients are told so even if the message is lost.
+--
+-- revoked  sorted set: lease ids, scored by the time at which each would have ended, in ms. Expires with the last of them.
+
+local function remember_revoked(id, ends, now)
+  local revoked = KEYS[#KEYS]
+  -- Something else may be stored there; the lock is released all the same.
+  pcall(function()
+    call('ZREMRANGEBYSCORE', revoked, '-inf', '(' .. millis(now))
+    call('ZADD', revoked, millis(ends), id)
+    local surplus = call('ZCARD', revoked) - MAX_REVOKED
+    if surplus > 0 then call('ZREM', revoked, unpack(call('ZRANGE', revoked, 0, surplus - 1))) end
+    call('PEXPIREAT', revoked, call('ZREVRANGE', revoked, 0, 0, 'WITHSCORES')[2])
+  end)
+end
 
 local function force(r)
   local value = call('GET', r.key)
@@ -37,4 +53,3 @@ local function force(r)
   pcall(hand_over, r)
   return RELEASED
 end
-

@@ -13,31 +13,13 @@ local function gap_left(r)
   if ends ~= 0 then call('ZREM', r.queue, GAP) end
 end
 
--- Sends `ask` to the first waiter that is alive and reachable: the answer tells it when the gap ends, and then it
--- repeats its request. Others are treated as in hand_over.lua.
-local function ask_first(r)
-  local silent, place = {}, next_place(r)
-  while place do
-    local id = sub(place, 18)
-    local request, client = waiter(r, id), sub(id, 1, 36)
-    if request and request.alive_until > r.clock.ms then
-      if not silent[client] and tell(id, ASK .. ' ' .. id .. ' ' .. r.key) then return end
-      silent[client] = true
-      call('ZADD', r.queue, '-' .. millis(request.alive_until), place)
-    else
-      remove(r, id, request)
-      call('ZREM', r.queue, place)
-    end
-    place = next_place(r)
-  end
-end
-
 -- Makes sure that the lock is taken up after a gap, by the waiter that is first then.
 local function tend_gap(r, gap_ms)
   if call('ZCARD', r.queue) == 1 then
     call('PEXPIREAT', r.queue, millis(r.clock.ms + gap_ms))
   else
-    ask_first(r)
+    r.free, r.in_gap = 1, true
+    hand_over(r)
   end
 end
 
@@ -46,4 +28,3 @@ local function leave_gap(r, gap_ms)
   call('ZADD', r.queue, '-' .. millis(r.clock.ms + gap_ms), GAP)
   tend_gap(r, gap_ms)
 end
-

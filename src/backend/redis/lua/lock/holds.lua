@@ -1,4 +1,4 @@
--- The holds of one owner under several leases: what acquire_owned.lua, release_owned.lua and renew_owned.lua share.
+-- The holds of one owner under several leases: what acquire.lua, release.lua and renew_owned.lua share.
 --
 -- lock   see value.lua. The lease it names is the lead. Expires with the last of the holds.
 -- holds  sorted set: the owner's lease ids, scored by the time at which their leases end, in ms. Exists only while there are several
@@ -28,4 +28,3 @@ local function expire_with_holds(r)
   call('PEXPIREAT', r.key, last)
   call('PEXPIREAT', r.holds, last)
 end
-

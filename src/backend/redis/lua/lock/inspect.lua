@@ -1,10 +1,9 @@
 -- Returns who holds the lock and who waits for it. Changes nothing.
 --
--- KEYS     as in lock.lua
 -- ARGV[1]  FULL, or COUNTS for empty lists
 --
 -- Returns  {what is stored under the lock or nil, ms until that ends (-1 never, -2 there is nothing),
---           {lease id, ms for which it counts as alive, permits, ...} in order of arrival, live ones only,
+--           {lease id, ms for which it counts as alive, permits, ticket, ...}, live ones only,
 --           {lease id, ms until it ends, ...} of the owner's holds if there are several}
 
 local value, holds, waiters = call('GET', KEYS[1]), {}, {}

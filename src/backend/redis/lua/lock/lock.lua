@@ -1,10 +1,4 @@
--- A lock: code shared by its operations.
---
--- KEYS[1]  lock   see value.lua. Expires with the lease.
--- KEYS[2]  fence  see fence.lua
--- KEYS[3]  queue  see queue.lua. The names of the waiters (queue.lua) and the holds (holds.lua) are derived from this one.
---
--- The second and the third may be absent (lib/keys.lua).
+-- A lock: code shared by its operations. Its key: see value.lua. Expires with the lease.
 
 -- Makes a request the holder.
 local function hold_lock(r, id, request)
@@ -29,4 +23,3 @@ local function lock_at(key, queue, fence, clock)
     free = 0, limit = 1, by_size = false, message_kind = 'mutex', next_token = next_lock_token, admit = hold_lock,
   }
 end
-

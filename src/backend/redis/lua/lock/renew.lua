@@ -16,4 +16,3 @@ local function renew(lock, id, ttl_ms)
   end
   return value and TAKEN or EXPIRED
 end
-

@@ -1,6 +1,5 @@
 -- Restarts the lease of an owner's hold.
 --
--- KEYS     as in lock.lua
 -- ARGV[1]  lease id
 -- ARGV[2]  TTL, in ms
 --
@@ -20,4 +19,3 @@ local function renew_owned(r, id, ttl_ms)
   end
   return RENEWED
 end
-

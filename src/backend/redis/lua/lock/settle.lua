@@ -1,6 +1,5 @@
 -- Gives a lease that is held another token, on which the servers of a quorum have agreed.
 --
--- KEYS     as in lock.lua
 -- ARGV[1]  lease id
 -- ARGV[2]  the token, 16 digits
 --

@@ -1,4 +1,4 @@
--- Whether a lease that was not found any more was released by force (remember_revoked.lua). Changes nothing.
+-- Whether a lease that was not found any more was released by force (force.lua). Changes nothing.
 --
 -- KEYS     as in lock.lua, and last
 --          revoked

@@ -4,19 +4,15 @@
 local semaphores = {}
 
 local function permits_fast(code, key, before, after, fence, clock, kind, ...)
-  local semaphore, path = semaphores[key], nil
-  if code == ACQUIRE_PERMITS then
-    path = acquire_permits_fast
-  elseif code == RELEASE_PERMITS then
-    path = release_permits_fast
-  end
-  if path and not (semaphore and semaphore.kind == kind) then
-    if semaphore then close_state(semaphore) end
-    semaphore = semaphore_at(key, before .. key .. after .. ':queue', kind, fence, clock)
-    semaphore.grants_with_answers = true
-    semaphores[key] = semaphore
-  end
-  if path then
+  local semaphore = semaphores[key]
+  if code ~= RENEW_PERMITS then
+    if not (semaphore and semaphore.kind == kind) then
+      if semaphore then close_state(semaphore) end
+      semaphore = semaphore_at(key, before .. key .. after .. ':queue', kind, fence, clock)
+      semaphore.grants_with_answers = true
+      semaphores[key] = semaphore
+    end
+    local path = code == ACQUIRE_PERMITS and acquire_permits_fast or release_permits_fast
     local done, answer, grant = pcall(path, semaphore, ...)
     if done and answer then return grant and { WITH_GRANT, answer, grant } or answer end
   end
@@ -30,5 +26,3 @@ local function close_semaphores()
     close_state(semaphore)
   end
 end
-
-return permits_fast, close_semaphores

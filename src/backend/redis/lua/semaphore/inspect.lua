@@ -1,10 +1,9 @@
 -- Returns who holds permits and who waits for them. Changes nothing.
 --
--- KEYS     as in semaphore.lua
 -- ARGV[1]  FULL, or COUNTS for empty lists
 --
--- Returns  {limit in force or nil, permits in use, {lease id, ms for which it counts as alive, permits, ...} in order of
---           arrival, live ones only, {lease id, ms until its lease ends, permits, token, ...} by that time}
+-- Returns  {limit in force or nil, permits in use, {lease id, ms for which it counts as alive, permits, ticket, ...},
+--           live ones only, {lease id, ms until its lease ends, permits, token, ...} by that time}
 
 local s = semaphore_at(KEYS[1], queue_of(KEYS), nil, nil, read_clock())
 local now = s.clock.ms

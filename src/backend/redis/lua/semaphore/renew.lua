@@ -1,6 +1,5 @@
 -- Restarts a lease.
 --
--- KEYS     as in semaphore.lua
 -- ARGV[1]  'counting' or 'fair'
 -- ARGV[2]  lease id
 -- ARGV[3]  TTL, in ms
@@ -19,4 +18,3 @@ local function renew_permits(s, id, ttl_ms)
   touch(s, ttl_ms)
   return RENEWED
 end
-

@@ -1,6 +1,5 @@
 -- Changes the limit for all clients, and hands permits that become free over to those waiters that now fit.
 --
--- KEYS     as in semaphore.lua
 -- ARGV[1]  'counting' or 'fair'
 -- ARGV[2]  the limit
 -- ARGV[3]  for how long it stays in force if the semaphore is not used, in ms
@@ -23,4 +22,3 @@ local function resize(s, limit, ttl_ms)
   hand_over_permits(s)
   return s.version
 end
-

@@ -1,10 +1,6 @@
 -- A semaphore: code shared by its operations.
 --
--- KEYS[1]  holders  sorted set: lease ids, scored by the time at which their leases end, in ms
--- KEYS[2]  fence    see fence.lua
--- KEYS[3]  queue    see queue.lua. The names of waiters, state and holds are derived from this one. May be absent (lib/keys.lua).
--- ARGV[1]  'counting' or 'fair'
---
+-- holders  sorted set, the semaphore's own key: lease ids, scored by the time at which their leases end, in ms
 -- waiters  see queue.lua
 -- state    see state.lua
 -- holds    hash: lease id -> "permits token". Has the same leases as the holders.
@@ -51,6 +47,13 @@ local function end_hold(s, id, permits)
   call('HDEL', s.holds, id)
   call('ZREM', s.key, id)
   use(s, s.used - permits)
+end
+
+-- Whether the limit has lapsed. Its time must be over, and there must be no holders or waiters. Ended leases and dead
+-- waiters do not count, even though the keys still have them.
+local function has_lapsed(s)
+  local now = s.clock.ms
+  return now >= s.lapse and call('ZCOUNT', s.key, '(' .. millis(now), '+inf') == 0 and not living(s.waiters, now)[1]
 end
 
 -- Ends expired leases; each is looked at once. Returns the record of `id`, if it holds permits.
@@ -113,4 +116,3 @@ local function hand_over_permits(s, asker)
   s.admit = hold_permits
   return hand_over(s, asker)
 end
-
