@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use super::leases::{EtcdLease, Leases};
 use super::value::{Value, What};
 use super::view::{Stored, View, seconds};
-use crate::backend::ledger::{Entry, EntryKind, Ledger};
+use crate::backend::ledger::{Effects, Entry, EntryKind, Ledger, Reads};
 use crate::backend::records::KeyBatch;
 use crate::backend::{BackendError, Event, LeaseId};
 
@@ -44,28 +44,28 @@ impl Changes {
         leases: &Leases,
     ) -> Result<Self, BackendError> {
         let before = view.ledger(leases, joined)?;
-        let (after, events) = run(batch, view, &before);
+        let (after, effects) = run(batch, view, &before);
         if joined.is_empty() {
-            return Ok(Self::between(view, &before, &after, events));
+            return Ok(Self::between(view, &before, &after, effects));
         }
         // Having a place does not make a request valid: a request that would be refused without its place is still refused.
         let known: BTreeSet<_> = after.entries().map(|entry| entry.lease).collect();
         let refused = joined - &known;
         if refused.len() == joined.len() {
-            return Ok(Self::between(view, &before, &after, events));
+            return Ok(Self::between(view, &before, &after, effects));
         }
         let before = view.ledger(leases, &refused)?;
-        let (after, events) = run(batch, view, &before);
-        Ok(Self::between(view, &before, &after, events))
+        let (after, effects) = run(batch, view, &before);
+        Ok(Self::between(view, &before, &after, effects))
     }
 
-    fn between(view: &View, before: &Ledger, after: &Ledger, events: Vec<Event>) -> Self {
+    fn between(view: &View, before: &Ledger, after: &Ledger, effects: Effects) -> Self {
         let head = after.head();
         let mut changes = Self {
             is_head_new: head != before.head(),
             head,
-            do_ends_matter: after.depends_on_hold_ends(),
-            events,
+            do_ends_matter: effects.reads > Reads::NoEnds,
+            events: effects.events,
             ..Self::default()
         };
         let known: BTreeMap<_, _> = before.entries().map(|entry| (entry.lease, entry)).collect();
@@ -157,10 +157,10 @@ impl Changes {
     }
 }
 
-fn run(batch: &KeyBatch<View>, view: &View, before: &Ledger) -> (Ledger, Vec<Event>) {
+fn run(batch: &KeyBatch<View>, view: &View, before: &Ledger) -> (Ledger, Effects) {
     let (mut ledger, stamp) = (before.clone(), view.stamp());
-    let events = batch.tasks.iter().flat_map(|task| task.run(&mut ledger, stamp)).collect();
-    (ledger, events)
+    let effects = batch.tasks.iter().map(|task| task.run(&mut ledger, stamp)).collect();
+    (ledger, effects)
 }
 
 fn is_granted(before: &Entry, after: &Entry) -> bool {

@@ -56,7 +56,7 @@ use tokio::runtime::Handle;
 use tokio::task::JoinHandle;
 use uuid::Uuid;
 
-use super::ledger::{Ledger, Stamp};
+use super::ledger::{Effects, Ledger, Stamp};
 use super::ledger_backend::{LedgerBackend, LedgerStore, backend_on_ledger};
 use super::{BackendError, Capabilities, Event, Finding, StoreState};
 use crate::background;
@@ -153,7 +153,7 @@ impl LedgerStore for EtcdStore {
     fn transact<T: Send + 'static>(
         &self,
         keys: &[Arc<str>],
-        change: impl FnMut(usize, &mut Ledger, Stamp) -> (T, Vec<Event>) + Send + 'static,
+        change: impl FnMut(usize, &mut Ledger, Stamp) -> (T, Effects) + Send + 'static,
     ) -> impl Future<Output = Result<Vec<T>, BackendError>> + Send {
         // A task waits for that.
         self.shared.schedule.transact(keys, change, || ())

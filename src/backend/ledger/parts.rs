@@ -3,9 +3,9 @@
 use std::collections::{BTreeMap, HashSet};
 use std::sync::Arc;
 
-use super::{FORM, Hold, Ledger, Place, Stamp};
+use super::{Effects, FORM, Hold, Ledger, Place, Stamp};
 use crate::backend::LeaseId;
-use crate::backend::types::{Claim, Event, Kind, Limit, Request, Resource, Ticket};
+use crate::backend::types::{Claim, Kind, Limit, Request, Resource, Ticket};
 use crate::fence::FencingToken;
 
 /// The end of a place whose end has not been read: later than now, as far as is known.
@@ -164,10 +164,10 @@ impl Ledger {
     }
 
     /// Grants what is free to the next places in the queue, as every request and every release does.
-    pub(in crate::backend) fn serve_queue(&mut self, key: &Arc<str>, stamp: Stamp) -> Vec<Event> {
-        let (resource, mut events) = (Resource::new(Arc::clone(key), self.kind), Vec::new());
-        self.serve_all(&resource, stamp, &mut events);
-        events
+    pub(in crate::backend) fn serve_queue(&mut self, key: &Arc<str>, stamp: Stamp) -> Effects {
+        let (resource, mut effects) = (Resource::new(Arc::clone(key), self.kind), Effects::default());
+        self.serve_all(&resource, stamp, &mut effects);
+        effects
     }
 
     /// The same without the queue.

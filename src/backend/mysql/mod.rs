@@ -51,7 +51,7 @@ use futures::stream::BoxStream;
 use tokio::runtime::Handle;
 use uuid::Uuid;
 
-use super::ledger::{Ledger, Stamp};
+use super::ledger::{Effects, Ledger, Stamp};
 use super::ledger_backend::{LedgerBackend, LedgerStore, backend_on_ledger};
 use super::records::{Failure, Health, Workers};
 use super::{BackendError, Capabilities, Event, Finding, StoreState};
@@ -160,7 +160,7 @@ impl LedgerStore for MysqlStore {
     fn transact<T: Send + 'static>(
         &self,
         keys: &[Arc<str>],
-        change: impl FnMut(usize, &mut Ledger, Stamp) -> (T, Vec<Event>) + Send + 'static,
+        change: impl FnMut(usize, &mut Ledger, Stamp) -> (T, Effects) + Send + 'static,
     ) -> impl Future<Output = Result<Vec<T>, BackendError>> + Send {
         self.workers.transact(keys, change)
     }
@@ -196,7 +196,7 @@ impl LedgerStore for MysqlStore {
     /// Reads a record that does not exist.
     async fn ping(&self) -> Result<(), BackendError> {
         // Names are not empty.
-        self.transact(&["".into()], |_, _, _| ((), Vec::new())).await.map(drop)
+        self.transact(&["".into()], |_, _, _| ((), Effects::default())).await.map(drop)
     }
 
     async fn check(&self) -> Result<Vec<Finding>, BackendError> {

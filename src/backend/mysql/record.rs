@@ -8,7 +8,7 @@ use super::session::{Answer, value};
 use super::view::{OwnChange, View};
 use crate::backend::ledger::{Entry, EntryKind};
 use crate::backend::records::{Cached, Failure, KeyBatch};
-use crate::backend::{BackendError, Ledger, Stamp};
+use crate::backend::{BackendError, Effects, Ledger, Stamp};
 
 /// For how long what was written is remembered: clocks differ by less than a millisecond after that.
 const MAX_CONTENDED: Duration = Duration::from_secs(10);
@@ -119,12 +119,9 @@ impl Read {
         let stamp = Stamp::new(micros(now), micros(late), micros(now).max(floor));
         let is_held = |entry: &Entry| matches!(entry.kind, EntryKind::Held(_));
         let held_before = ledger.entries().filter(is_held).map(|entry| entry.lease).collect();
-        ledger.observe_requests();
-        for task in &batch.tasks {
-            // The clients concerned find these events by reading the record.
-            drop(task.run(&mut ledger, stamp));
-        }
-        let asked = ledger.observed_requests().iter().map(|request| request.lease.clone()).collect();
+        // The clients concerned find the events by reading the record.
+        let effects: Effects = batch.tasks.iter().map(|task| task.run(&mut ledger, stamp)).collect();
+        let asked = effects.requests.into_iter().map(|request| request.lease).collect();
         let view = View { own: Some(OwnChange { held_before, asked }), ..View::of(&ledger, client) };
         let doc = ledger.to_string();
         let is_same = match &stored {

@@ -6,7 +6,7 @@ use tokio_postgres::Row;
 
 use super::text::{escape, unescape};
 use crate::backend::records::{Cached, Failure, KeyBatch};
-use crate::backend::{BackendError, Event, Ledger, Stamp};
+use crate::backend::{BackendError, Effects, Event, Ledger, Stamp};
 
 /// How long a written record is cached: in that time, clocks drift apart by less than a millisecond.
 const MAX_CONTENDED: Duration = Duration::from_secs(10);
@@ -65,7 +65,8 @@ impl Read {
         let micros = |time: i64| u64::try_from(time).unwrap_or(0);
         let floor = micros(floor).saturating_add(1);
         let stamp = Stamp::new(micros(now), micros(late), micros(now).max(floor));
-        let events: Vec<_> = batch.tasks.iter().flat_map(|task| task.run(&mut ledger, stamp)).collect();
+        let effects: Effects = batch.tasks.iter().map(|task| task.run(&mut ledger, stamp)).collect();
+        let events = effects.events;
         let doc = escape(&ledger.to_string()).into_owned();
         let is_same = match &stored {
             Some((_, stored)) => *stored == doc,

@@ -19,7 +19,7 @@ use super::failure::{Failure, Remedy};
 use super::health::{Health, Purpose};
 use super::outcome::Outcome;
 use super::schedule::{Cached, Done, KeyBatch, Round, Schedule};
-use crate::backend::{BackendError, Event, Ledger, Stamp};
+use crate::backend::{BackendError, Effects, Ledger, Stamp};
 use crate::runtime::spawn_on;
 
 /// How long a change waits for a busy connection before another connection is opened.
@@ -118,7 +118,7 @@ impl<C: Connection> Workers<C> {
     pub(in crate::backend) fn transact<T: Send + 'static>(
         self: &Arc<Self>,
         keys: &[Arc<str>],
-        change: impl FnMut(usize, &mut Ledger, Stamp) -> (T, Vec<Event>) + Send + 'static,
+        change: impl FnMut(usize, &mut Ledger, Stamp) -> (T, Effects) + Send + 'static,
     ) -> impl Future<Output = Result<Vec<T>, BackendError>> + Send {
         self.schedule.transact(keys, change, || self.ensure_worker())
     }
@@ -578,7 +578,7 @@ mod tests {
 
     async fn change(workers: &Arc<Workers<Fake>>, key: usize) -> Result<(), BackendError> {
         let keys = [format!("{key}").into()];
-        workers.transact(&keys, |_, _, _| ((), Vec::new())).await.map(drop)
+        workers.transact(&keys, |_, _, _| ((), Effects::default())).await.map(drop)
     }
 
     /// Changes that come one after another, faster than one connection carries them out.

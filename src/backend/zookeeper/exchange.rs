@@ -369,8 +369,7 @@ impl<'a> Attempt<'a> {
 
     /// Updates this client's places from the view. The client already knows the leases that it has requested or served.
     fn note(&self, changed: &Changed, served: &[LeaseId]) {
-        let asked = changed.ledger.observed_requests();
-        let is_asked = |lease| asked.iter().any(|request| request.lease.id == lease);
+        let is_asked = |lease| changed.requests.iter().any(|request| request.lease.id == lease);
         let knows = |lease| is_asked(lease) || served.contains(&lease);
         self.shared.note(&self.batch.key, &self.path, &self.view, knows);
     }

@@ -9,7 +9,7 @@ use uuid::Uuid;
 use super::names;
 use super::op::{ANY, Mode, Op};
 use super::view::{Child, Mark, Record, View};
-use crate::backend::ledger::UNKNOWN;
+use crate::backend::ledger::{Effects, Reads, UNKNOWN};
 use crate::backend::records::Task;
 use crate::backend::{Event, Grant, LeaseId, Ledger, Request, Stamp};
 
@@ -20,6 +20,10 @@ pub(super) struct Changed {
     granted: HashMap<LeaseId, Grant>,
     /// The leases whose requests should be repeated.
     ask_again: Vec<LeaseId>,
+    /// What was requested.
+    pub(super) requests: Vec<Request>,
+    reads: Reads,
+    is_queue_served: bool,
     /// Events for this client.
     pub(super) own: Vec<Event>,
 }
@@ -75,32 +79,31 @@ impl Writing {
 impl Changed {
     /// Nothing was carried out.
     pub(super) fn nothing() -> Self {
-        Self::with_events(Ledger::default(), Vec::new())
+        Self::with(Ledger::default(), Effects::default())
     }
 
     /// Carries out what was asked for.
     pub(super) fn by(tasks: &[Task], view: &View, stamp: Stamp) -> Self {
         let mut ledger = view.ledger(stamp.now);
-        ledger.observe_requests();
-        let events = tasks.iter().flat_map(|task| task.run(&mut ledger, stamp)).collect();
-        Self::with_events(ledger, events)
+        let effects = tasks.iter().map(|task| task.run(&mut ledger, stamp)).collect();
+        Self::with(ledger, effects)
     }
 
     /// Serves the queue, and prompts waiters of an owner that is admitted by that to repeat their requests.
     pub(super) fn by_serving(key: &Arc<str>, view: &View, stamp: Stamp, client: Option<Uuid>) -> Self {
         let mut ledger = view.ledger(stamp.now);
-        let mut events = ledger.serve_queue(key, stamp);
+        let mut effects = ledger.serve_queue(key, stamp);
         // This client's own were known before.
         let is_told = |lease: LeaseId| Some(lease.client()) == client || view.is_prompted(lease);
-        events.extend(ledger.admissible().filter(|lease| !is_told(*lease)).map(Event::AskAgain));
+        effects.events.extend(ledger.admissible().filter(|lease| !is_told(*lease)).map(Event::AskAgain));
         let is_own = |event: &&Event| event.lease().is_some_and(|lease| Some(lease.client()) == client);
-        let own = events.iter().filter(is_own).cloned().collect();
-        Self { own, ..Self::with_events(ledger, events) }
+        let own = effects.events.iter().filter(is_own).cloned().collect();
+        Self { own, ..Self::with(ledger, effects) }
     }
 
-    fn with_events(ledger: Ledger, events: Vec<Event>) -> Self {
+    fn with(ledger: Ledger, effects: Effects) -> Self {
         let (mut granted, mut ask_again) = (HashMap::new(), Vec::new());
-        for event in events {
+        for event in effects.events {
             match event {
                 Event::Granted { lease, grant, .. } => drop(granted.insert(lease.id, grant)),
                 Event::AskAgain(lease) => ask_again.push(lease),
@@ -108,7 +111,8 @@ impl Changed {
                 Event::Revoked { .. } | Event::Changed(_) | Event::Resync => {}
             }
         }
-        Self { ledger, granted, ask_again, own: Vec::new() }
+        let (requests, is_queue_served) = (effects.requests, effects.served.is_some());
+        Self { ledger, granted, ask_again, requests, reads: effects.reads, is_queue_served, own: Vec::new() }
     }
 
     /// What has to be done next.
@@ -142,7 +146,7 @@ impl Changed {
             match self.ledger.place_of(lease) {
                 Some(ends) => {
                     ends != UNKNOWN
-                        || self.ledger.depends_on_all_ends()
+                        || self.reads == Reads::EndsOfAll
                         || self.ask_again.contains(&lease)
                         || blocking == Some(lease)
                 }
@@ -157,7 +161,7 @@ impl Changed {
     /// Requests that hold or wait now, and have no node yet.
     fn entries(&self, view: &View) -> Vec<Request> {
         let mut entries = Vec::<Request>::new();
-        for request in self.ledger.observed_requests() {
+        for request in &self.requests {
             let lease = request.lease.id;
             let is_in = self.ledger.hold_of(lease).is_some() || self.ledger.place_of(lease).is_some();
             let has_node = view.children.iter().any(|child| child.name.lease() == lease)
@@ -217,7 +221,7 @@ impl Changed {
         let concerns_waiters = is_resized || !held.is_empty();
         let owner_before = view.record.as_ref().and_then(|record| record.ledger.owner());
         let admits_owner = self.ledger.owner().is_some() && self.ledger.owner() != owner_before;
-        let concerns_newcomers = admits_owner || (self.ledger.is_queue_served() && self.ledger.has_room());
+        let concerns_newcomers = admits_owner || (self.is_queue_served && self.ledger.has_room());
         Step::Write(Writing {
             ops: all,
             generation,
