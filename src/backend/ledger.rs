@@ -27,10 +27,16 @@ use super::{BackendError, LeaseId};
 use crate::error::LossReason;
 use crate::fence::FencingToken;
 
+#[cfg(any(feature = "etcd", feature = "zookeeper"))]
+mod diff;
 mod effects;
 #[cfg(feature = "_apart")]
 mod parts;
+#[cfg(all(test, any(feature = "etcd", feature = "zookeeper")))]
+pub(super) mod random;
 
+#[cfg(any(feature = "etcd", feature = "zookeeper"))]
+pub(super) use diff::Diff;
 pub use effects::Effects;
 pub(super) use effects::Reads;
 #[cfg(feature = "_apart")]

@@ -10,8 +10,8 @@
 //! | `leases` | the etcd leases of a client |
 //! | `keys`, `value` | the keys; a hold or a place as it is stored |
 //! | `view` | what is known of a resource |
-//! | `changes` | what has to be stored for what was asked for |
-//! | `exchange`, `write` | storing it, again if others came first; the transactions of one attempt |
+//! | `plan`, `write` | what has to be stored for what was asked for; the transactions that do so (no I/O) |
+//! | `exchange` | storing it, again if others came first |
 //! | `calls`, `transaction` | calls about one resource, with the etcd leases that they need; what transactions consist of |
 //! | `driver`, `shared` | carrying out everything that a client is asked for; what its tasks share |
 //! | `mail`, `mailbox` | messages from other clients |
@@ -22,7 +22,6 @@
 
 mod builder;
 mod calls;
-mod changes;
 mod check;
 mod connect;
 mod connection;
@@ -35,10 +34,13 @@ mod leases;
 mod link;
 mod mail;
 mod mailbox;
+mod plan;
 mod proto;
 mod settings;
 mod shared;
 mod sweep;
+#[cfg(test)]
+mod tests;
 mod transaction;
 mod url;
 mod value;

@@ -33,6 +33,27 @@ pub(in crate::backend) enum EntryKind {
     Revoked,
 }
 
+impl Entry {
+    pub(super) fn held(lease: LeaseId, hold: &Hold) -> Self {
+        let Hold { permits, token, ends, owner } = hold.clone();
+        Self { lease, permits, owner, ends, kind: EntryKind::Held(token) }
+    }
+
+    pub(super) fn waiting(ticket: Ticket, place: &Place) -> Self {
+        let Place { lease, permits, tokens, ends, owner } = place.clone();
+        Self { lease, permits, owner, ends, kind: EntryKind::Waiting { ticket, tokens } }
+    }
+
+    pub(super) const fn revoked(lease: LeaseId, ends: u64) -> Self {
+        Self { lease, permits: 1, owner: None, ends, kind: EntryKind::Revoked }
+    }
+
+    #[cfg(any(feature = "etcd", feature = "zookeeper"))]
+    pub(super) const fn token(&self) -> Option<FencingToken> {
+        if let EntryKind::Held(token) = self.kind { Some(token) } else { None }
+    }
+}
+
 #[cfg_attr(not(feature = "all-stores"), allow(dead_code, reason = "each store uses a part of it"))]
 impl Ledger {
     /// The text form without entries, and the time when the limit lapses.
@@ -63,21 +84,9 @@ impl Ledger {
 
     /// The holds, the places in order, and the leases that were released by force.
     pub(in crate::backend) fn entries(&self) -> impl Iterator<Item = Entry> {
-        let holds = self.holds.iter().map(|(lease, hold)| {
-            let Hold { permits, token, ends, owner } = hold.clone();
-            Entry { lease: *lease, permits, owner, ends, kind: EntryKind::Held(token) }
-        });
-        let places = self.queue.iter().map(|(ticket, place)| {
-            let Place { lease, permits, tokens, ends, owner } = place.clone();
-            Entry { lease, permits, owner, ends, kind: EntryKind::Waiting { ticket: *ticket, tokens } }
-        });
-        let revoked = self.revoked.iter().map(|(lease, ends)| Entry {
-            lease: *lease,
-            permits: 1,
-            owner: None,
-            ends: *ends,
-            kind: EntryKind::Revoked,
-        });
+        let holds = self.holds.iter().map(|(lease, hold)| Entry::held(*lease, hold));
+        let places = self.queue.iter().map(|(ticket, place)| Entry::waiting(*ticket, place));
+        let revoked = self.revoked.iter().map(|(lease, ends)| Entry::revoked(*lease, *ends));
         holds.chain(places).chain(revoked)
     }
 
@@ -97,6 +106,10 @@ impl Ledger {
     /// When the limit lapses if nobody holds or waits.
     pub(in crate::backend) const fn lapses(&self) -> u64 {
         self.lapses
+    }
+
+    pub(in crate::backend) fn is_held(&self) -> bool {
+        !self.holds.is_empty()
     }
 
     /// Whether it is certain that no request of another owner can be granted.

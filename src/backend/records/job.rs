@@ -34,6 +34,12 @@ impl Task {
     }
 }
 
+/// Runs tasks, one after the other.
+#[cfg(any(feature = "etcd", feature = "zookeeper"))]
+pub(in crate::backend) fn running(tasks: &[Task]) -> impl Fn(&mut Ledger, Stamp) -> Effects {
+    move |ledger, stamp| tasks.iter().map(|task| task.run(ledger, stamp)).collect()
+}
+
 pub(in crate::backend) type Answered<T> = oneshot::Receiver<Result<Vec<T>, BackendError>>;
 
 /// A job that answers when all of its records are done.

@@ -24,7 +24,8 @@ mod workers;
 
 pub(super) use failure::{Failure, Remedy, with_causes};
 pub(super) use health::{Health, Purpose};
-pub(super) use job::Task;
+#[cfg(any(feature = "etcd", feature = "zookeeper"))]
+pub(super) use job::running;
 pub(super) use outcome::{Outcome, Phase, failed};
 pub(super) use schedule::{Cached, Done, KeyBatch, Round, Schedule};
 pub(super) use timeouts::{TIMEOUT, check_timeout, check_timeouts};
