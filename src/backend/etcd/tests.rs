@@ -358,7 +358,7 @@ impl World {
 
 #[test]
 fn what_is_stored_and_read_back_is_what_the_ledger_says() {
-    for seed in 0..800 {
+    for seed in 0..400 {
         let mut random = Random::new(seed);
         let mut world = World::new(Kind::ALL[seed as usize % 4]);
         for _ in 0..random.below(40) {

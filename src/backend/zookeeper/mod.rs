@@ -32,6 +32,8 @@ mod places;
 mod plan;
 mod session;
 mod sweep;
+#[cfg(test)]
+mod tests;
 mod url;
 mod view;
 mod watcher;
