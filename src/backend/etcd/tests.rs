@@ -181,7 +181,8 @@ impl World {
         self.site.replace_revoked(operation);
         let (outcome, mut joined) = (RefCell::default(), BTreeSet::new());
         // Others find out about it when it ends.
-        let is_known = self.stale.take().is_none_or(|stale| stale == operation.lease());
+        let asks = matches!(operation, Operation::Request { .. });
+        let is_known = self.stale.take().is_none_or(|stale| asks || stale == operation.lease());
         let mut view = self.cached.take().filter(|_| is_known);
         for _ in 0..8 {
             let now = view.take().unwrap_or_else(|| self.look());

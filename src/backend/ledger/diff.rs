@@ -95,3 +95,34 @@ impl Ledger {
             || self.revoked.contains_key(&lease)
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use uuid::Uuid;
+
+    use super::*;
+    use crate::backend::{Claim, Effects, Kind, LeaseRef, Request, Resource, Stamp};
+
+    #[test]
+    fn a_place_that_is_extended_and_granted_at_once_is_both_granted_and_renewed() {
+        let (resource, mut effects) = (Resource::new("key", Kind::Mutex), Effects::default());
+        let mut request = |ledger: &mut Ledger, lease, now| {
+            let lease = LeaseRef::new(lease, resource.clone());
+            let request = Request::new(lease, Claim::Sole, Duration::from_secs(10)).waiting();
+            ledger.request(&request, Stamp::new(now, now, 0), &mut effects).unwrap();
+        };
+        let (first, next) = (LeaseId::next(Uuid::nil()), LeaseId::next(Uuid::nil()));
+        let mut before = Ledger::default();
+        request(&mut before, first, 1);
+        request(&mut before, next, 5_000_000);
+        let mut after = before.clone();
+        request(&mut after, next, 11_000_000);
+        let diff = Diff::between(&before, &after);
+        let leases = |entries: &[Entry]| entries.iter().map(|entry| entry.lease).collect::<Vec<_>>();
+        assert_eq!((leases(&diff.granted), leases(&diff.renewed)), (vec![next], vec![next]));
+        assert_eq!((diff.ended, diff.is_head_new), (vec![first], true));
+        assert!(diff.begun.is_empty() && diff.joined.is_empty() && diff.changed.is_empty());
+    }
+}
