@@ -371,3 +371,16 @@ fn what_is_stored_and_read_back_is_what_the_ledger_says() {
         }
     }
 }
+
+#[test]
+fn no_owner_is_admitted_again_and_nothing_is_renewed_from_a_cached_view() {
+    let mut world = World::new(Kind::Reentrant);
+    let request = |lease| Operation::Request { lease, waits: true, permits: 1, tokens: 1, seconds: 3 };
+    world.carry_out(&request(0), Between::Nothing);
+    let (cached, outcome) = (world.cached.take().unwrap(), RefCell::default());
+    for operation in [request(1), Operation::Renew { lease: 0, seconds: 3 }] {
+        let change = world.site.change(&operation, &outcome);
+        let plan = Plan::of(&cached, &BTreeSet::new(), &world.leases, change).unwrap();
+        assert!(plan.needs_fresh, "{operation:?}");
+    }
+}
