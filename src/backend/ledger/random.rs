@@ -226,6 +226,7 @@ impl Site {
     }
 
     /// A lease ends by itself.
+    #[cfg(feature = "etcd")]
     pub(in crate::backend) fn expire(&mut self, lease: usize) {
         let id = self.leases[lease].id;
         let _ = self.ledger.end(id) || self.ledger.withdraw(id);
