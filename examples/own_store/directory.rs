@@ -10,7 +10,7 @@ use std::thread;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use leasehold::BackendError;
-use leasehold::backend::{Capabilities, Event, Ledger, LedgerStore, Stamp, Wakes};
+use leasehold::backend::{Capabilities, Effects, Ledger, LedgerStore, Stamp, Wakes};
 use tokio::sync::oneshot;
 
 /// How often a waiting client checks whether it has been served: nothing notifies it.
@@ -52,7 +52,7 @@ impl LedgerStore for Directory {
     fn transact<T: Send + 'static>(
         &self,
         keys: &[Arc<str>],
-        mut change: impl FnMut(usize, &mut Ledger, Stamp) -> (T, Vec<Event>) + Send + 'static,
+        mut change: impl FnMut(usize, &mut Ledger, Stamp) -> (T, Effects) + Send + 'static,
     ) -> impl Future<Output = Result<Vec<T>, BackendError>> + Send {
         let (path, keys) = (Arc::clone(&self.path), keys.to_vec());
         let (answer, answered) = oneshot::channel();
@@ -99,7 +99,7 @@ pub(crate) fn remove_unused(directory: &Path) -> io::Result<()> {
     for record in fs::read_dir(directory)? {
         let record = record?.file_name();
         if let Some(key) = record.to_str().and_then(key_of) {
-            let removed = transaction(directory, &key, |_, _| ((), Vec::new()));
+            let removed = transaction(directory, &key, |_, _| ((), Effects::default()));
             // One that cannot be read must not keep the others.
             outcome = outcome.and(removed.map_err(io::Error::other));
         }
@@ -111,7 +111,7 @@ pub(crate) fn remove_unused(directory: &Path) -> io::Result<()> {
 fn transaction<T>(
     directory: &Path,
     key: &str,
-    mut change: impl FnMut(&mut Ledger, Stamp) -> (T, Vec<Event>),
+    mut change: impl FnMut(&mut Ledger, Stamp) -> (T, Effects),
 ) -> Result<T, BackendError> {
     if key.len() > MAX_KEY {
         let source = format!("a key of {} bytes is too long for a file name", key.len()).into();

@@ -1,7 +1,7 @@
 //! The reference implementation: what is held under one key, who waits for it, and what each operation does to that.
 //!
-//! It does no I/O and reads no clock: the store's time is passed in as a [`Stamp`], and messages to other clients are returned as
-//! [`Event`]s. So the same algorithm serves every store that can change one record atomically
+//! It does no I/O and reads no clock: the store's time is passed in as a [`Stamp`], and messages to other clients are added as
+//! [`Event`]s to the [`Effects`]. So the same algorithm serves every store that can change one record atomically
 //! ([`LedgerStore`](super::LedgerStore)), and other stores are compared with it.
 //!
 //! * A lock is a semaphore with one permit, except that its owner may be admitted again without taking another permit.
@@ -27,11 +27,18 @@ use super::{BackendError, LeaseId};
 use crate::error::LossReason;
 use crate::fence::FencingToken;
 
-mod observed;
+#[cfg(any(feature = "etcd", feature = "zookeeper"))]
+mod diff;
+mod effects;
 #[cfg(feature = "_apart")]
 mod parts;
+#[cfg(all(test, any(feature = "etcd", feature = "zookeeper")))]
+pub(super) mod random;
 
-use observed::Observed;
+#[cfg(any(feature = "etcd", feature = "zookeeper"))]
+pub(super) use diff::Diff;
+pub use effects::Effects;
+pub(super) use effects::Reads;
 #[cfg(feature = "_apart")]
 #[cfg_attr(not(feature = "all-stores"), allow(unused_imports, reason = "not every store needs all"))]
 pub(super) use parts::{Entry, EntryKind, UNKNOWN, claim};
@@ -86,13 +93,11 @@ pub struct Ledger {
     /// The leases that were released by force, and when each would have ended.
     revoked: BTreeMap<LeaseId, u64>,
 
-    // The fields below are not stored: all but `served` are derived from those above.
+    // The fields below are not stored: they are derived from those above.
     places: HashMap<LeaseId, Ticket>,
     permits_held: u32,
     /// No hold and no place ends before this, and no lease that was released by force would have.
     next_end: u64,
-    served: u64,
-    observed: Observed,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -125,8 +130,6 @@ impl Default for Ledger {
             places: HashMap::new(),
             permits_held: 0,
             next_end: u64::MAX,
-            served: 0,
-            observed: Observed::default(),
         }
     }
 }
@@ -135,8 +138,8 @@ impl Default for Ledger {
 
 impl Ledger {
     /// Requests what is claimed, for the first time or again. A repeated request keeps its place, for a full TTL from now; if it
-    /// has already been granted, the answer repeats that grant, and its end does not change. Appends the events for other
-    /// waiters to `events`, as all operations do.
+    /// has already been granted, the answer repeats that grant, and its end does not change. Adds the events for other waiters
+    /// to `effects`, as all operations do.
     ///
     /// # Errors
     ///
@@ -147,26 +150,26 @@ impl Ledger {
         &mut self,
         request: &Request,
         stamp: Stamp,
-        events: &mut Vec<Event>,
+        effects: &mut Effects,
     ) -> Result<Answer, BackendError> {
         let (lease, ends) = (request.lease.id, stamp.after(request.ttl));
-        self.observed.request(request);
+        effects.requests.push(request.clone());
         self.open(&request.lease.resource, stamp)?;
         self.prune(stamp);
         // Extend its place before the queue is served.
         if let Some(place) = self.places.get(&lease).and_then(|ticket| self.queue.get_mut(ticket)) {
             place.ends = ends;
         }
-        self.serve_all(&request.lease.resource, stamp, events);
-        if let Some(grant) = self.granted_before(lease, stamp, events) {
+        self.serve_all(&request.lease.resource, stamp, effects);
+        if let Some(grant) = self.granted_before(lease, stamp, effects) {
             return Ok(Answer::Granted(grant));
         }
         let limit = self.limit;
         self.check_limit(request, stamp)?;
         if self.limit != limit {
             // Some stores make a place before they know whether a limit is in force.
-            self.serve_all(&request.lease.resource, stamp, events);
-            if let Some(grant) = self.granted_before(lease, stamp, events) {
+            self.serve_all(&request.lease.resource, stamp, effects);
+            if let Some(grant) = self.granted_before(lease, stamp, effects) {
                 return Ok(Answer::Granted(grant));
             }
         }
@@ -176,7 +179,7 @@ impl Ledger {
             return Ok(Answer::Granted(Grant::new(token, self.limit)));
         }
         if let Some(ticket) = self.places.get(&lease).copied().filter(|_| request.waits) {
-            return Ok(self.queued(ticket, stamp));
+            return Ok(self.queued(ticket, stamp, effects));
         }
         self.withdraw(lease);
         if self.has_room_for(&request.claim) {
@@ -188,13 +191,13 @@ impl Ledger {
             return Ok(Answer::Busy { limit: self.limit });
         }
         let ticket = self.join(request, stamp);
-        Ok(self.queued(ticket, stamp))
+        Ok(self.queued(ticket, stamp, effects))
     }
 
     /// The grant of a lease that was granted before, perhaps just now: the answer says so, and the event is superfluous.
-    fn granted_before(&self, id: LeaseId, stamp: Stamp, events: &mut Vec<Event>) -> Option<Grant> {
+    fn granted_before(&self, id: LeaseId, stamp: Stamp, effects: &mut Effects) -> Option<Grant> {
         let hold = self.holds.get(&id)?;
-        events.retain(|event| !matches!(event, Event::Granted { lease, .. } if lease.id == id));
+        effects.events.retain(|event| !matches!(event, Event::Granted { lease, .. } if lease.id == id));
         let left = Duration::from_micros(hold.ends.saturating_sub(stamp.late));
         Some(Grant::new(hold.token, self.limit).lasting(left))
     }
@@ -237,7 +240,7 @@ impl Ledger {
         lease: &LeaseRef,
         keep: u32,
         stamp: Stamp,
-        events: &mut Vec<Event>,
+        effects: &mut Effects,
     ) -> Result<Released, BackendError> {
         self.check(&lease.resource, stamp)?;
         self.prune(stamp);
@@ -253,7 +256,7 @@ impl Ledger {
             Released::Taken
         };
         if matches!(released, Released::Held | Released::Queued) || self.kind.is_semaphore() {
-            self.serve_all(&lease.resource, stamp, events);
+            self.serve_all(&lease.resource, stamp, effects);
         }
         Ok(released)
     }
@@ -267,7 +270,7 @@ impl Ledger {
         &mut self,
         resource: &Resource,
         stamp: Stamp,
-        events: &mut Vec<Event>,
+        effects: &mut Effects,
     ) -> Result<bool, BackendError> {
         self.check(resource, stamp)?;
         if resource.kind.is_semaphore() {
@@ -275,10 +278,12 @@ impl Ledger {
         }
         self.prune(stamp);
         let holds = std::mem::take(&mut self.holds);
-        events.extend(holds.iter().map(|(lease, hold)| Event::Revoked { lease: *lease, token: hold.token }));
+        effects
+            .events
+            .extend(holds.iter().map(|(lease, hold)| Event::Revoked { lease: *lease, token: hold.token }));
         self.revoke(&holds);
         self.permits_held = 0;
-        self.serve_all(resource, stamp, events);
+        self.serve_all(resource, stamp, effects);
         Ok(!holds.is_empty())
     }
 
@@ -293,7 +298,7 @@ impl Ledger {
         permits: u32,
         ttl: Duration,
         stamp: Stamp,
-        events: &mut Vec<Event>,
+        effects: &mut Effects,
     ) -> Result<Limit, BackendError> {
         self.open(resource, stamp)?;
         self.prune(stamp);
@@ -306,9 +311,9 @@ impl Ledger {
             self.queue.values().filter(|place| place.permits > permits).map(|place| place.lease).collect();
         for lease in too_many {
             self.withdraw(lease);
-            events.push(Event::AskAgain(lease));
+            effects.events.push(Event::AskAgain(lease));
         }
-        self.serve_all(resource, stamp, events);
+        self.serve_all(resource, stamp, effects);
         Ok(limit)
     }
 
@@ -322,6 +327,7 @@ impl Ledger {
         resource: &Resource,
         detail: Detail,
         stamp: Stamp,
+        effects: &mut Effects,
     ) -> Result<Inspection, BackendError> {
         self.check(resource, stamp)?;
         let holds = || self.holds.iter().filter(|(_, hold)| hold.ends > stamp.now);
@@ -331,7 +337,7 @@ impl Ledger {
         if detail == Detail::Counts {
             return Ok(Inspection::new(Vec::new(), Vec::new(), limit, in_use));
         }
-        self.observed.ends_of_all();
+        effects.reads = Reads::EndsOfAll;
         let left = |ends: u64| Duration::from_micros(ends.saturating_sub(stamp.now));
         let mut holders: Vec<_> = holds()
             .map(|(lease, hold)| {
@@ -375,11 +381,6 @@ impl Ledger {
     pub const fn last_number(&self) -> u64 {
         self.last
     }
-
-    /// How many places have been served since this record was created or parsed.
-    pub(super) const fn served(&self) -> u64 {
-        self.served
-    }
 }
 
 // Common parts
@@ -404,14 +405,14 @@ impl Ledger {
     }
 
     /// Removes what has ended, and grants what is free to the next places in the queue.
-    fn serve_all(&mut self, resource: &Resource, stamp: Stamp, events: &mut Vec<Event>) {
-        self.observed.serving();
+    fn serve_all(&mut self, resource: &Resource, stamp: Stamp, effects: &mut Effects) {
+        effects.served.get_or_insert(0);
         self.prune(stamp);
         while let Some(ticket) = self.next_served() {
             let Some(place) = self.take(ticket) else { return };
             let token = FencingToken::new(self.issue(place.tokens, stamp));
             self.touch(Duration::from_micros(place.ends.saturating_sub(stamp.late)), stamp);
-            self.serve(ticket, place, token, resource, events);
+            self.serve(ticket, place, token, resource, effects);
         }
     }
 
@@ -448,9 +449,9 @@ impl Ledger {
         place: Place,
         token: FencingToken,
         resource: &Resource,
-        events: &mut Vec<Event>,
+        effects: &mut Effects,
     ) {
-        self.served += 1;
+        *effects.served.get_or_insert(0) += 1;
         let Place { lease, permits, ends, owner, .. } = place;
         let kind = match (&owner, resource.kind) {
             (Some(_), _) => Kind::Reentrant,
@@ -459,11 +460,11 @@ impl Ledger {
         };
         if owner.is_some() {
             let same = self.queue.values().filter(|place| place.owner == owner);
-            events.extend(same.map(|place| Event::AskAgain(place.lease)));
+            effects.events.extend(same.map(|place| Event::AskAgain(place.lease)));
         }
         let mut granted = LeaseRef::new(lease, resource.clone());
         granted.resource.kind = kind;
-        events.push(Event::Granted { lease: granted, ticket, grant: Grant::new(token, self.limit) });
+        effects.events.push(Event::Granted { lease: granted, ticket, grant: Grant::new(token, self.limit) });
         self.hold(lease, Hold { permits, token, ends, owner });
     }
 
@@ -515,8 +516,8 @@ impl Ledger {
         self.holds.values().next().filter(|hold| hold.owner.as_ref() == Some(owner)).map(|hold| hold.token)
     }
 
-    fn queued(&self, ticket: Ticket, stamp: Stamp) -> Answer {
-        self.observed.ends_of_holds();
+    fn queued(&self, ticket: Ticket, stamp: Stamp, effects: &mut Effects) -> Answer {
+        effects.reads = effects.reads.max(Reads::EndsOfHolds);
         let ends = self.holds.values().map(|hold| hold.ends).min();
         let before = self.queue.range(..ticket).take(STAGGERED).count() as u64;
         let wait = |ends: u64| ends.saturating_sub(stamp.now) + before * STAGGER;
@@ -743,7 +744,7 @@ mod tests {
         resource: Resource,
         limit: Limit,
         now: u64,
-        events: Vec<Event>,
+        effects: Effects,
     }
 
     impl Site {
@@ -753,7 +754,7 @@ mod tests {
                 resource: Resource::new("key", kind),
                 limit: Limit::stated(limit),
                 now: SECOND,
-                events: Vec::new(),
+                effects: Effects::default(),
             }
         }
 
@@ -775,7 +776,7 @@ mod tests {
 
         fn request(&mut self, request: &Request) -> Answer {
             let stamp = self.stamp();
-            self.ledger.request(request, stamp, &mut self.events).unwrap()
+            self.ledger.request(request, stamp, &mut self.effects).unwrap()
         }
 
         fn ask(&mut self, permits: u32) -> (Request, Answer) {
@@ -800,7 +801,7 @@ mod tests {
 
         fn give_back(&mut self, request: &Request, keep: u32) -> Released {
             let stamp = self.stamp();
-            self.ledger.release(&request.lease, keep, stamp, &mut self.events).unwrap()
+            self.ledger.release(&request.lease, keep, stamp, &mut self.effects).unwrap()
         }
 
         fn renew(&mut self, request: &Request) -> Renewal {
@@ -810,11 +811,11 @@ mod tests {
 
         fn set_limit(&mut self, permits: u32) -> Limit {
             let (stamp, resource) = (self.stamp(), self.resource.clone());
-            self.ledger.set_limit(&resource, permits, TTL, stamp, &mut self.events).unwrap()
+            self.ledger.set_limit(&resource, permits, TTL, stamp, &mut self.effects).unwrap()
         }
 
         fn inspect(&self) -> Inspection {
-            self.ledger.inspect(&self.resource, Detail::Full, self.stamp()).unwrap()
+            self.ledger.inspect(&self.resource, Detail::Full, self.stamp(), &mut Effects::default()).unwrap()
         }
 
         /// The grants reported since the last call.
@@ -823,7 +824,7 @@ mod tests {
                 Event::Granted { lease, ticket, grant } => (lease.id, ticket, grant.token),
                 other => panic!("{other:?}"),
             };
-            std::mem::take(&mut self.events).into_iter().map(grant).collect()
+            std::mem::take(&mut self.effects.events).into_iter().map(grant).collect()
         }
     }
 
@@ -943,7 +944,7 @@ mod tests {
         let mut site = Site::new(Kind::Mutex, 1);
         let request = Request::new(site.lease(), Claim::Sole, TTL);
         let stamp = Stamp { floor: 5000, ..site.stamp() };
-        let answer = site.ledger.request(&request, stamp, &mut site.events).unwrap();
+        let answer = site.ledger.request(&request, stamp, &mut site.effects).unwrap();
         assert_eq!(token(answer).get(), 5000);
     }
 
@@ -992,7 +993,7 @@ mod tests {
             site.request(request);
         }
         site.release(&holder);
-        let events = std::mem::take(&mut site.events);
+        let events = std::mem::take(&mut site.effects.events);
         assert_eq!(events[0], Event::AskAgain(waiting[2].lease.id));
         let Event::Granted { lease, grant, .. } = &events[1] else { panic!("{events:?}") };
         assert_eq!((lease.id, events.len()), (waiting[0].lease.id, 2));
@@ -1005,12 +1006,12 @@ mod tests {
         let (one, first) = site.hold(1);
         let (next, _) = site.queue(1);
         let (stamp, resource) = (site.stamp(), site.resource.clone());
-        assert!(site.ledger.force_release(&resource, stamp, &mut site.events).unwrap());
-        assert_eq!(site.events[0], Event::Revoked { lease: one.lease.id, token: first });
-        assert!(matches!(&site.events[1], Event::Granted { lease, .. } if lease.id == next.lease.id));
+        assert!(site.ledger.force_release(&resource, stamp, &mut site.effects).unwrap());
+        assert_eq!(site.effects.events[0], Event::Revoked { lease: one.lease.id, token: first });
+        assert!(matches!(&site.effects.events[1], Event::Granted { lease, .. } if lease.id == next.lease.id));
         let mut site = Site::new(Kind::Fair, 1);
         let resource = site.resource.clone();
-        assert!(site.ledger.force_release(&resource, Stamp::new(0, 0, 0), &mut site.events).is_err());
+        assert!(site.ledger.force_release(&resource, Stamp::new(0, 0, 0), &mut site.effects).is_err());
     }
 
     #[test]
@@ -1036,7 +1037,7 @@ mod tests {
         let (holder, _) = site.hold(1);
         let other = Request::new(site.lease(), Claim::Permits(1, Limit::stated(2)), TTL);
         let stamp = site.stamp();
-        let refused = site.ledger.request(&other, stamp, &mut site.events);
+        let refused = site.ledger.request(&other, stamp, &mut site.effects);
         assert!(matches!(refused, Err(BackendError::LimitDiffers { stated: 2, in_force: 1 })));
         let met = site.request(&holder).limit().unwrap();
         site.queue(1);
@@ -1069,9 +1070,9 @@ mod tests {
         let (_holder, _) = site.hold(3);
         let (big, _) = site.queue(3);
         site.set_limit(2);
-        assert_eq!(std::mem::take(&mut site.events), [Event::AskAgain(big.lease.id)]);
+        assert_eq!(std::mem::take(&mut site.effects.events), [Event::AskAgain(big.lease.id)]);
         let stamp = site.stamp();
-        let refused = site.ledger.request(&big, stamp, &mut site.events);
+        let refused = site.ledger.request(&big, stamp, &mut site.effects);
         assert!(matches!(refused, Err(BackendError::LimitDiffers { .. } | BackendError::AboveLimit { .. })));
     }
 
@@ -1082,7 +1083,7 @@ mod tests {
         site.resource.kind = Kind::Fair;
         let request = Request::new(site.lease(), site.claim(1), TTL);
         let stamp = site.stamp();
-        assert!(site.ledger.request(&request, stamp, &mut site.events).is_err());
+        assert!(site.ledger.request(&request, stamp, &mut site.effects).is_err());
         site.resource.kind = Kind::Mutex;
         site.release(&holder);
         site.resource.kind = Kind::Fair;
@@ -1094,7 +1095,7 @@ mod tests {
         let mut site = Site::new(Kind::Mutex, 1);
         let request = Request::new(site.lease(), Claim::Sole, TTL);
         let early = Stamp::new(SECOND, 3 * SECOND, 0);
-        site.ledger.request(&request, early, &mut site.events).unwrap();
+        site.ledger.request(&request, early, &mut site.effects).unwrap();
         let late = Stamp::new(12 * SECOND, 20 * SECOND, 0);
         let renew = Renew::new(request.lease, TTL);
         assert_eq!(site.ledger.renew(&renew, late), Renewal::Renewed);
@@ -1148,7 +1149,7 @@ mod tests {
                 assert!(site.ledger.last_number() >= last);
                 last = site.ledger.last_number();
                 site.ledger = again;
-                site.events.clear();
+                site.effects = Effects::default();
             }
         }
     }

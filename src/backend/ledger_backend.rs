@@ -12,7 +12,7 @@ use futures::{FutureExt, StreamExt};
 use parking_lot::Mutex;
 use uuid::Uuid;
 
-use super::ledger::{Ledger, Stamp};
+use super::ledger::{Effects, Ledger, Stamp};
 use super::types::*;
 use super::{Backend, BackendError, EventSender, Finding, LeaseId, NodeState, Status, StoreState};
 use crate::closing::Closing;
@@ -33,13 +33,13 @@ pub trait LedgerStore: fmt::Debug + Send + Sync + 'static {
     /// have been stored, and the caller repeats all of them. [`BackendError::WrongType`] means that at least one record
     /// cannot be read; the caller then repeats the change for each key separately.
     ///
-    /// Besides its result, `change` returns events. Once the record is stored, deliver them to the clients that created
+    /// Besides its result, `change` returns its effects. Once the record is stored, deliver the events to the clients that created
     /// the leases they name; a store that cannot push drops them, and its waiters poll. The changes of one client to
     /// one key take effect in the order in which they were called, even if a future is dropped.
     fn transact<T: Send + 'static>(
         &self,
         keys: &[Arc<str>],
-        change: impl FnMut(usize, &mut Ledger, Stamp) -> (T, Vec<Event>) + Send + 'static,
+        change: impl FnMut(usize, &mut Ledger, Stamp) -> (T, Effects) + Send + 'static,
     ) -> impl Future<Output = Result<Vec<T>, BackendError>> + Send;
 
     /// The maximum number of keys changed together: renewals of more leases take several transactions.
@@ -120,18 +120,15 @@ impl<S: LedgerStore> LedgerBackend<S> {
     async fn change<T: Send + 'static>(
         &self,
         key: &Arc<str>,
-        mut change: impl FnMut(&mut Ledger, Stamp, &mut Vec<Event>) -> T + Send + 'static,
+        mut change: impl FnMut(&mut Ledger, Stamp, &mut Effects) -> T + Send + 'static,
     ) -> Result<T, BackendError> {
         let client = self.client;
         let transaction = self.transact(slice::from_ref(key), move |_, ledger, stamp| {
-            let mut events = Vec::new();
-            let outcome = change(ledger, stamp, &mut events);
-            if events.is_empty() {
-                return ((outcome, events), Vec::new());
-            }
-            let is_own = |event: &Event| event.lease().is_some_and(|lease| lease.client() == client);
-            let (own, others) = events.into_iter().partition(is_own);
-            ((outcome, own), others)
+            let mut effects = Effects::default();
+            let outcome = change(ledger, stamp, &mut effects);
+            let is_own = |event: &mut Event| event.lease().is_some_and(|lease| lease.client() == client);
+            let own: Vec<_> = effects.events.extract_if(.., is_own).collect();
+            ((outcome, own), effects)
         });
         let Some((outcome, own)) = transaction.await?.pop() else {
             return Err(BackendError::Unanswered { source: "the store returned no result".into() });
@@ -146,7 +143,7 @@ impl<S: LedgerStore> LedgerBackend<S> {
     async fn transact<T: Send + 'static>(
         &self,
         keys: &[Arc<str>],
-        change: impl FnMut(usize, &mut Ledger, Stamp) -> (T, Vec<Event>) + Send + 'static,
+        change: impl FnMut(usize, &mut Ledger, Stamp) -> (T, Effects) + Send + 'static,
     ) -> Result<Vec<T>, BackendError> {
         if self.closing.is_closed() {
             return Err(BackendError::Closed);
@@ -169,7 +166,7 @@ impl<S: LedgerStore> LedgerBackend<S> {
         let asked: Vec<_> = renewals.iter().map(|(_, of_key)| of_key.clone()).collect();
         let renew = move |key: usize, ledger: &mut Ledger, stamp| {
             let answer = |(n, renew): &(usize, Renew)| (*n, ledger.renew(renew, stamp));
-            (asked[key].iter().map(answer).collect::<Vec<_>>(), Vec::new())
+            (asked[key].iter().map(answer).collect::<Vec<_>>(), Effects::default())
         };
         Ok(self.transact(&keys, renew).await?.into_iter().flatten().collect())
     }
@@ -179,8 +176,8 @@ impl<S: LedgerStore> LedgerBackend<S> {
             return if self.closing.is_closed() { Err(BackendError::Closed) } else { Ok(Released::Absent) };
         }
         let asked = lease.clone();
-        let release = move |ledger: &mut Ledger, stamp, events: &mut Vec<Event>| {
-            ledger.release(&asked, keep, stamp, events)
+        let release = move |ledger: &mut Ledger, stamp, effects: &mut Effects| {
+            ledger.release(&asked, keep, stamp, effects)
         };
         self.change(&lease.resource.key, release).await?
     }
@@ -264,12 +261,12 @@ impl<S: LedgerStore> Backend for LedgerBackend<S> {
             let (asked, key) = (request.clone(), &request.lease.resource.key);
             let (is_early, wanted) = (!self.store.was_reached(), Arc::new(()));
             let wish = Arc::downgrade(&wanted);
-            let change = move |ledger: &mut Ledger, stamp, events: &mut Vec<Event>| {
+            let change = move |ledger: &mut Ledger, stamp, effects: &mut Effects| {
                 // It was dropped before the store was reached, and its release may have been answered by then.
                 if is_early && wish.strong_count() == 0 {
                     return Ok(Answer::Busy { limit: None });
                 }
-                ledger.request(&asked, stamp, events)
+                ledger.request(&asked, stamp, effects)
             };
             let mut answer = self.change(key, change).await??;
             drop(wanted);
@@ -306,8 +303,8 @@ impl<S: LedgerStore> Backend for LedgerBackend<S> {
     fn force_release<'a>(&'a self, resource: &'a Resource) -> BoxFuture<'a, Result<bool, BackendError>> {
         async move {
             let asked = resource.clone();
-            self.change(&resource.key, move |ledger, stamp, events| {
-                ledger.force_release(&asked, stamp, events)
+            self.change(&resource.key, move |ledger, stamp, effects| {
+                ledger.force_release(&asked, stamp, effects)
             })
             .await?
         }
@@ -322,8 +319,8 @@ impl<S: LedgerStore> Backend for LedgerBackend<S> {
     ) -> BoxFuture<'a, Result<Limit, BackendError>> {
         async move {
             let asked = resource.clone();
-            self.change(&resource.key, move |ledger, stamp, events| {
-                ledger.set_limit(&asked, permits, ttl, stamp, events)
+            self.change(&resource.key, move |ledger, stamp, effects| {
+                ledger.set_limit(&asked, permits, ttl, stamp, effects)
             })
             .await?
         }
@@ -337,7 +334,10 @@ impl<S: LedgerStore> Backend for LedgerBackend<S> {
     ) -> BoxFuture<'a, Result<Inspection, BackendError>> {
         async move {
             let asked = resource.clone();
-            self.change(&resource.key, move |ledger, stamp, _| ledger.inspect(&asked, detail, stamp)).await?
+            self.change(&resource.key, move |ledger, stamp, effects| {
+                ledger.inspect(&asked, detail, stamp, effects)
+            })
+            .await?
         }
         .boxed()
     }
@@ -386,9 +386,9 @@ impl<S: LedgerStore> super::redlock::Node for LedgerBackend<S> {
         let asked = request.clone();
         let key = &request.lease.resource.key;
         async move {
-            self.change(key, move |ledger, stamp, events| {
+            self.change(key, move |ledger, stamp, effects| {
                 let floor = stamp.floor.max(proposed.get());
-                ledger.request(&asked, Stamp { floor, ..stamp }, events)
+                ledger.request(&asked, Stamp { floor, ..stamp }, effects)
             })
             .await?
         }
@@ -436,7 +436,7 @@ mod tests {
         async fn transact<T: Send + 'static>(
             &self,
             keys: &[Arc<str>],
-            change: impl FnMut(usize, &mut Ledger, Stamp) -> (T, Vec<Event>) + Send + 'static,
+            change: impl FnMut(usize, &mut Ledger, Stamp) -> (T, Effects) + Send + 'static,
         ) -> Result<Vec<T>, BackendError> {
             self.transactions.lock().push(keys.to_vec());
             if keys.iter().any(|key| &**key == UNREADABLE) {

@@ -15,7 +15,7 @@ use tokio::time::Instant;
 use uuid::Uuid;
 
 use super::BackendError;
-use super::ledger::{Ledger, Stamp};
+use super::ledger::{Effects, Ledger, Stamp};
 use super::ledger_backend::{LedgerBackend, LedgerStore, backend_on_ledger};
 use super::types::{Capabilities, Event};
 use crate::origin::PerProcess;
@@ -123,15 +123,16 @@ impl LedgerStore for MemoryStore {
     async fn transact<T: Send + 'static>(
         &self,
         keys: &[Arc<str>],
-        mut change: impl FnMut(usize, &mut Ledger, Stamp) -> (T, Vec<Event>) + Send + 'static,
+        mut change: impl FnMut(usize, &mut Ledger, Stamp) -> (T, Effects) + Send + 'static,
     ) -> Result<Vec<T>, BackendError> {
         let mut records = self.shared.records.lock();
         let stamp = self.stamp(&records);
         records.sweep(stamp);
         let changes = keys.iter().enumerate().map(|(n, key)| {
             let stamp = Stamp::new(stamp.now, stamp.late, stamp.floor.max(records.newest + 1));
-            let (outcome, events) = records.change(key, stamp, |ledger| change(n, ledger, stamp));
-            records.send(events);
+            let (outcome, effects) = records.change(key, stamp, |ledger| change(n, ledger, stamp));
+            records.served += effects.served.unwrap_or(0);
+            records.send(effects.events);
             outcome
         });
         Ok(changes.collect())
@@ -173,9 +174,7 @@ impl Records {
 
     fn change<T>(&mut self, key: &Arc<str>, stamp: Stamp, change: impl FnOnce(&mut Ledger) -> T) -> T {
         let ledger = self.ledgers.entry(Arc::clone(key)).or_default();
-        let before = ledger.served();
         let outcome = change(ledger);
-        self.served += ledger.served() - before;
         self.newest = self.newest.max(ledger.last_number());
         if !ledger.is_in_use(stamp) {
             self.ledgers.remove(key);

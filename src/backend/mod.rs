@@ -98,7 +98,7 @@ use delegate::delegate;
 use event_sender::EventSender;
 pub use fail_fast::FailFast;
 pub use lease_id::LeaseId;
-pub use ledger::{Ledger, Stamp};
+pub use ledger::{Effects, Ledger, Stamp};
 pub use ledger_backend::{LedgerBackend, LedgerStore};
 pub use types::{
     Answer, Answered, Capabilities, Claim, Detail, Event, Grant, Kind, LeaseRef, Limit, Queued, Released,

@@ -8,12 +8,14 @@ use futures::future::{join, join_all};
 use super::connection::Connection;
 use super::keys::KeysOf;
 use super::leases::{EtcdLease, Taken};
+use super::plan::Plan;
 use super::proto::{TxnRequest, TxnResponse};
 use super::shared::Shared;
 use super::value::Value;
 use super::view::View;
+use super::write::{Step, Transaction};
 use crate::backend::records::{Failure, Remedy};
-use crate::backend::{BackendError, LeaseId};
+use crate::backend::{BackendError, Event, LeaseId};
 
 /// Why a piece of work was not finished.
 pub(super) enum Stop {
@@ -43,6 +45,23 @@ impl<'a> Calls<'a> {
         let answer = self.connection.range(self.keys.read()).await.map_err(Stop::Reading)?;
         let revision = answer.header.map_or(0, |header| header.revision);
         View::read(&self.keys, answer.kvs, revision).map_err(Stop::Unreadable)
+    }
+
+    /// A transaction that stores these steps of a plan.
+    pub(super) const fn transaction<'t>(
+        &'t self,
+        view: &'t View,
+        plan: &'t Plan,
+        steps: &'t [Step],
+        events: &'t [Event],
+        limit: Option<EtcdLease>,
+    ) -> Transaction<'t> {
+        Transaction { all: &self.shared.keys, keys: &self.keys, view, plan, steps, events, limit }
+    }
+
+    /// What a transaction has read that ended with looking.
+    pub(super) fn seen(&self, answer: TxnResponse) -> Result<View, Stop> {
+        self.keys.seen(answer).map_err(Stop::Writing)?.map_err(Stop::Unreadable)
     }
 
     /// An etcd lease for each of these holds or places.

@@ -10,15 +10,15 @@ use tokio::time::{Instant, sleep};
 use tokio_util::task::AbortOnDropHandle;
 
 use super::calls::{Calls, Stop};
-use super::changes::Changes;
 use super::connection::Connection;
 use super::exchange::Exchange;
+use super::plan::Plan;
 use super::shared::Shared;
 use super::sweep;
 use super::transaction::{look_at, ranges, revision_of};
 use super::view::View;
 use crate::backend::BackendError;
-use crate::backend::records::{Done, Failure, KeyBatch, Phase, Purpose, failed};
+use crate::backend::records::{Done, Failure, KeyBatch, Phase, Purpose, failed, running};
 use crate::runtime::spawn;
 
 /// How often a client thinks of records that nobody uses.
@@ -129,8 +129,8 @@ fn must_read(shared: &Shared, batch: &KeyBatch<View>, view: &View) -> bool {
     if batch.tasks.len() > 1 {
         return true;
     }
-    let changes = Changes::of(view, batch, &BTreeSet::new(), &shared.leases);
-    changes.is_ok_and(|changes| !changes.is_to_be_written() || changes.needs_fresh)
+    let plan = Plan::of(view, &BTreeSet::new(), &shared.leases, running(&batch.tasks));
+    plan.is_ok_and(|plan| !plan.is_to_be_written() || plan.needs_fresh)
 }
 
 /// Carries out one batch. Returns whether the server has answered.

@@ -6,14 +6,15 @@ use std::time::Duration;
 use futures::future::join_all;
 
 use super::calls::{Calls, Stop, is_lease_missing};
-use super::changes::Changes;
+use super::leases::EtcdLease;
+use super::plan::Plan;
 use super::proto::TxnRequest;
-use super::transaction::MOST;
+use super::transaction::{MOST, revision_of};
 use super::value::{Value, What};
 use super::view::{View, look_again_in};
-use super::write::Written;
-use crate::backend::LeaseId;
-use crate::backend::records::{Failure, KeyBatch, Remedy};
+use super::write::{events_with, steps};
+use crate::backend::records::{Failure, KeyBatch, Remedy, running};
+use crate::backend::{BackendError, LeaseId};
 
 /// How often a change is computed again. Other clients may keep changing the resource first, but a request that waits has its place by
 /// then.
@@ -33,6 +34,18 @@ enum Gone {
     Absent,
     /// These, which have been ended. Others may have been created since the cached view was read.
     Ended(Vec<LeaseId>),
+}
+
+/// What became of an attempt to store a plan.
+enum Written {
+    /// It is stored, and this is what is there now.
+    Stored(View),
+    /// Stored as far as it has to be, but what is there now is not known.
+    Enough,
+    /// Others came first, and this is what is there now.
+    Conflict(View),
+    /// An etcd lease has ended that it needed.
+    LeaseEnded,
 }
 
 /// What became of an attempt to join.
@@ -57,28 +70,28 @@ impl<'a> Exchange<'a> {
             };
             let is_complete = now.is_fresh;
             self.calls.abandon_revoked(&now);
-            let (now, changes) = self.plan(now).await?;
-            if !changes.joins.is_empty() {
-                match self.join(&now, changes.joins).await? {
+            let (now, plan) = self.plan(now).await?;
+            if !plan.joins.is_empty() {
+                match self.join(&now, plan.joins).await? {
                     Joined::Took(now) => return self.finish(Some(now), Gone::Ended(Vec::new())).await,
                     Joined::Waits(now) => view = Some(now),
                 }
                 continue;
             }
-            let is_to_be_written = changes.is_to_be_written() || self.batch.must_write;
-            if !now.is_fresh && (!is_to_be_written || changes.needs_fresh) {
+            let is_to_be_written = plan.is_to_be_written() || self.batch.must_write;
+            if !now.is_fresh && (!is_to_be_written || plan.needs_fresh) {
                 // "No change", for instance, must not be answered from a cached view.
                 continue;
             }
-            if !self.calls.renew(&changes.renewed).await? {
+            if !self.calls.renew(&plan.renewed).await? {
                 continue;
             }
-            let limit = self.calls.keep_limit(&now, changes.limit_for).await?;
+            let limit = self.calls.keep_limit(&now, plan.limit_for).await?;
             if !is_to_be_written && limit.is_none() {
                 return self.finish(Some(now), Gone::Absent).await;
             }
-            let gone = if is_complete { Gone::Absent } else { Gone::Ended(changes.ended.clone()) };
-            match self.calls.write(now, changes, limit).await? {
+            let gone = if is_complete { Gone::Absent } else { Gone::Ended(plan.ended.clone()) };
+            match self.write(now, &plan, limit).await? {
                 Written::Stored(now) => return self.finish(Some(now), gone).await,
                 Written::Enough => return self.finish(None, gone).await,
                 Written::Conflict(now) => view = Some(now),
@@ -95,21 +108,19 @@ impl<'a> Exchange<'a> {
     }
 
     /// Works out what is to be stored; again with when holds and places of others end, if an answer depends on that.
-    async fn plan(&self, mut now: View) -> Result<(View, Changes), Stop> {
-        let of = |now: &View| {
-            Changes::of(now, self.batch, &self.joined, &self.calls.shared.leases).map_err(Stop::Unreadable)
-        };
-        let changes = of(&now)?;
+    async fn plan(&self, mut now: View) -> Result<(View, Plan), Stop> {
+        let of = |now: &View| self.plan_for(now).map_err(Stop::Unreadable);
+        let plan = of(&now)?;
         // A client that has just joined will read again soon.
-        let is_asked = changes.do_ends_matter && self.joined.is_empty();
-        if !is_asked || !now.is_fresh || changes.is_to_be_written() {
-            return Ok((now, changes));
+        let is_asked = plan.do_ends_matter && self.joined.is_empty();
+        if !is_asked || !now.is_fresh || plan.is_to_be_written() {
+            return Ok((now, plan));
         }
-        if !self.find_ends(&mut now, changes.renewed.is_empty()).await? {
-            return Ok((now, changes));
+        if !self.find_ends(&mut now, plan.renewed.is_empty()).await? {
+            return Ok((now, plan));
         }
-        let changes = of(&now)?;
-        Ok((now, changes))
+        let plan = of(&now)?;
+        Ok((now, plan))
     }
 
     /// Asks how long the holds of other clients last, and the places if all are to be known. Returns whether there are any.
@@ -141,15 +152,17 @@ impl<'a> Exchange<'a> {
     }
 
     /// What would have to be stored if the lock were free by now, if that is a single hold.
-    fn if_free(&self, now: &View) -> Option<Changes> {
+    fn if_free(&self, now: &View) -> Option<Plan> {
         // Whether a limit is still in force would have to be found out, too.
         let is_possible = !now.is_fresh && now.record.is_some() && self.joined.is_empty();
         if !is_possible || now.head().is_ok_and(|head| head.kind().is_semaphore()) {
             return None;
         }
-        let free = now.if_free();
-        let changes = Changes::of(&free, self.batch, &self.joined, &self.calls.shared.leases).ok()?;
-        changes.is_one_hold().then_some(changes)
+        self.plan_for(&now.if_free()).ok().filter(Plan::is_one_hold)
+    }
+
+    fn plan_for(&self, now: &View) -> Result<Plan, BackendError> {
+        Plan::of(now, &self.joined, &self.calls.shared.leases, running(&self.batch.tasks))
     }
 
     /// Creates places, and reads the resource. If the view is cached, and its holds may all have ended, takes the lock instead if it is
@@ -158,6 +171,10 @@ impl<'a> Exchange<'a> {
         let joins = &joins[..joins.len().min(MOST)];
         let if_free = self.if_free(now).filter(|_| joins.len() == 1);
         let taken = self.calls.take(joins).await?;
+        let free = now.if_free();
+        let if_free = if_free.as_ref().map(|plan| (plan, Vec::from(steps(plan, &taken))));
+        let if_free =
+            if_free.as_ref().map(|(plan, steps)| self.calls.transaction(&free, plan, steps, &[], None));
         let ops = (0..).zip(joins).zip(&taken).map(|((n, (_, value)), taken)| {
             let mut value = value.clone();
             if let What::Place { index, .. } = &mut value.what {
@@ -167,7 +184,7 @@ impl<'a> Exchange<'a> {
         });
         let join_and_look = ops.chain([self.calls.keys.look()]).collect();
         let request = match &if_free {
-            Some(changes) => self.calls.take_or(now, changes, &taken, join_and_look),
+            Some(take) => take.request_or(join_and_look),
             None => TxnRequest { success: join_and_look, ..TxnRequest::default() },
         };
         let answer = match self.calls.send(request, &taken).await {
@@ -183,13 +200,58 @@ impl<'a> Exchange<'a> {
                 return self.calls.look().await.map(Joined::Waits);
             }
         };
-        if let Some(changes) = if_free.filter(|_| answer.succeeded) {
-            return self.calls.taken(now, &changes, &taken, &answer).map(Joined::Took).map_err(Stop::Writing);
+        if let Some(take) = if_free.filter(|_| answer.succeeded) {
+            let revision = revision_of(&answer).map_err(Stop::Writing)?;
+            return Ok(Joined::Took(take.view_after(revision)));
         }
-        let view = self.calls.keys.seen(answer).map_err(Stop::Writing)?.map_err(Stop::Unreadable)?;
+        let view = self.calls.seen(answer)?;
         let is_there = |lease: &LeaseId| view.entries.contains_key(lease);
         self.joined.extend(joins.iter().map(|(lease, _)| *lease).filter(is_there));
         Ok(Joined::Waits(view))
+    }
+
+    /// Stores a plan, in as many transactions as it takes: all but the first are grants, unless there are very many.
+    async fn write(&self, now: View, plan: &Plan, limit: Option<EtcdLease>) -> Result<Written, Stop> {
+        let calls = &self.calls;
+        let taken = calls.take(&plan.begun).await?;
+        let (mut steps, mut events) = (steps(plan, &taken), plan.events.clone());
+        let (mut view, mut limit, mut is_first) = (now, limit, true);
+        loop {
+            let part: Vec<_> = steps.drain(..steps.len().min(MOST)).collect();
+            let with_part = events_with(&part, &mut events, is_first);
+            let transaction = calls.transaction(&view, plan, &part, &with_part, limit);
+            let taken = if is_first { taken.as_slice() } else { &[] };
+            let (answer, are_alive) = match calls.send(transaction.request(), taken).await {
+                Ok(answer) => answer,
+                Err(failure) if is_first && is_lease_missing(&failure) => {
+                    calls.forget(&plan.begun, taken);
+                    return Ok(Written::LeaseEnded);
+                }
+                Err(failure) => {
+                    let is_certain = is_first && failure.is_certain;
+                    if !is_certain {
+                        calls.mark_uncertain(&plan.begun);
+                    }
+                    return Err(Stop::Writing(Failure { is_certain, ..failure }));
+                }
+            };
+            if !are_alive {
+                calls.forget(&plan.begun, taken);
+            }
+            if !answer.succeeded {
+                let are_grants = || part.iter().chain(&steps).all(|step| step.is_grant());
+                if !is_first && are_grants() {
+                    return Ok(Written::Enough);
+                }
+                return calls.seen(answer).map(Written::Conflict);
+            }
+            let revision = revision_of(&answer).map_err(Stop::Writing)?;
+            view = transaction.view_after(revision);
+            if steps.is_empty() {
+                return Ok(Written::Stored(view));
+            }
+            (is_first, limit) = (false, None);
+        }
     }
 
     async fn finish(&mut self, now: Option<View>, gone: Gone) -> Result<(), Stop> {

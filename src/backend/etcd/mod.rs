@@ -10,8 +10,8 @@
 //! | `leases` | the etcd leases of a client |
 //! | `keys`, `value` | the keys; a hold or a place as it is stored |
 //! | `view` | what is known of a resource |
-//! | `changes` | what has to be stored for what was asked for |
-//! | `exchange`, `write` | storing it, again if others came first; the transactions of one attempt |
+//! | `plan`, `write` | what has to be stored for what was asked for; the transactions that do so (no I/O) |
+//! | `exchange` | storing it, again if others came first |
 //! | `calls`, `transaction` | calls about one resource, with the etcd leases that they need; what transactions consist of |
 //! | `driver`, `shared` | carrying out everything that a client is asked for; what its tasks share |
 //! | `mail`, `mailbox` | messages from other clients |
@@ -22,7 +22,6 @@
 
 mod builder;
 mod calls;
-mod changes;
 mod check;
 mod connect;
 mod connection;
@@ -35,10 +34,13 @@ mod leases;
 mod link;
 mod mail;
 mod mailbox;
+mod plan;
 mod proto;
 mod settings;
 mod shared;
 mod sweep;
+#[cfg(test)]
+mod tests;
 mod transaction;
 mod url;
 mod value;
@@ -56,7 +58,7 @@ use tokio::runtime::Handle;
 use tokio::task::JoinHandle;
 use uuid::Uuid;
 
-use super::ledger::{Ledger, Stamp};
+use super::ledger::{Effects, Ledger, Stamp};
 use super::ledger_backend::{LedgerBackend, LedgerStore, backend_on_ledger};
 use super::{BackendError, Capabilities, Event, Finding, StoreState};
 use crate::background;
@@ -153,7 +155,7 @@ impl LedgerStore for EtcdStore {
     fn transact<T: Send + 'static>(
         &self,
         keys: &[Arc<str>],
-        change: impl FnMut(usize, &mut Ledger, Stamp) -> (T, Vec<Event>) + Send + 'static,
+        change: impl FnMut(usize, &mut Ledger, Stamp) -> (T, Effects) + Send + 'static,
     ) -> impl Future<Output = Result<Vec<T>, BackendError>> + Send {
         // A task waits for that.
         self.shared.schedule.transact(keys, change, || ())

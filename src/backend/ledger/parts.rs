@@ -3,9 +3,9 @@
 use std::collections::{BTreeMap, HashSet};
 use std::sync::Arc;
 
-use super::{FORM, Hold, Ledger, Place, Stamp};
+use super::{Effects, FORM, Hold, Ledger, Place, Stamp};
 use crate::backend::LeaseId;
-use crate::backend::types::{Claim, Event, Kind, Limit, Request, Resource, Ticket};
+use crate::backend::types::{Claim, Kind, Limit, Request, Resource, Ticket};
 use crate::fence::FencingToken;
 
 /// The end of a place whose end has not been read: later than now, as far as is known.
@@ -31,6 +31,27 @@ pub(in crate::backend) enum EntryKind {
     Waiting { ticket: Ticket, tokens: u32 },
     /// A hold that was ended by force.
     Revoked,
+}
+
+impl Entry {
+    pub(super) fn held(lease: LeaseId, hold: &Hold) -> Self {
+        let Hold { permits, token, ends, owner } = hold.clone();
+        Self { lease, permits, owner, ends, kind: EntryKind::Held(token) }
+    }
+
+    pub(super) fn waiting(ticket: Ticket, place: &Place) -> Self {
+        let Place { lease, permits, tokens, ends, owner } = place.clone();
+        Self { lease, permits, owner, ends, kind: EntryKind::Waiting { ticket, tokens } }
+    }
+
+    pub(super) const fn revoked(lease: LeaseId, ends: u64) -> Self {
+        Self { lease, permits: 1, owner: None, ends, kind: EntryKind::Revoked }
+    }
+
+    #[cfg(any(feature = "etcd", feature = "zookeeper"))]
+    pub(super) const fn token(&self) -> Option<FencingToken> {
+        if let EntryKind::Held(token) = self.kind { Some(token) } else { None }
+    }
 }
 
 #[cfg_attr(not(feature = "all-stores"), allow(dead_code, reason = "each store uses a part of it"))]
@@ -63,21 +84,9 @@ impl Ledger {
 
     /// The holds, the places in order, and the leases that were released by force.
     pub(in crate::backend) fn entries(&self) -> impl Iterator<Item = Entry> {
-        let holds = self.holds.iter().map(|(lease, hold)| {
-            let Hold { permits, token, ends, owner } = hold.clone();
-            Entry { lease: *lease, permits, owner, ends, kind: EntryKind::Held(token) }
-        });
-        let places = self.queue.iter().map(|(ticket, place)| {
-            let Place { lease, permits, tokens, ends, owner } = place.clone();
-            Entry { lease, permits, owner, ends, kind: EntryKind::Waiting { ticket: *ticket, tokens } }
-        });
-        let revoked = self.revoked.iter().map(|(lease, ends)| Entry {
-            lease: *lease,
-            permits: 1,
-            owner: None,
-            ends: *ends,
-            kind: EntryKind::Revoked,
-        });
+        let holds = self.holds.iter().map(|(lease, hold)| Entry::held(*lease, hold));
+        let places = self.queue.iter().map(|(ticket, place)| Entry::waiting(*ticket, place));
+        let revoked = self.revoked.iter().map(|(lease, ends)| Entry::revoked(*lease, *ends));
         holds.chain(places).chain(revoked)
     }
 
@@ -97,6 +106,10 @@ impl Ledger {
     /// When the limit lapses if nobody holds or waits.
     pub(in crate::backend) const fn lapses(&self) -> u64 {
         self.lapses
+    }
+
+    pub(in crate::backend) fn is_held(&self) -> bool {
+        !self.holds.is_empty()
     }
 
     /// Whether it is certain that no request of another owner can be granted.
@@ -164,10 +177,10 @@ impl Ledger {
     }
 
     /// Grants what is free to the next places in the queue, as every request and every release does.
-    pub(in crate::backend) fn serve_queue(&mut self, key: &Arc<str>, stamp: Stamp) -> Vec<Event> {
-        let (resource, mut events) = (Resource::new(Arc::clone(key), self.kind), Vec::new());
-        self.serve_all(&resource, stamp, &mut events);
-        events
+    pub(in crate::backend) fn serve_queue(&mut self, key: &Arc<str>, stamp: Stamp) -> Effects {
+        let (resource, mut effects) = (Resource::new(Arc::clone(key), self.kind), Effects::default());
+        self.serve_all(&resource, stamp, &mut effects);
+        effects
     }
 
     /// The same without the queue.

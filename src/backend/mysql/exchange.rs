@@ -14,7 +14,7 @@ use super::view::{OwnChange, View};
 use crate::backend::ledger::{Entry, EntryKind};
 use crate::backend::records::Failure;
 use crate::backend::sql::{self, KeyBatch, Read, Stored, Written, Wrote};
-use crate::backend::{Ledger, Stamp};
+use crate::backend::{Effects, Ledger, Stamp};
 
 type Changed = sql::Changed<View>;
 
@@ -42,12 +42,9 @@ impl sql::Session for Session {
     fn run(&self, batch: &KeyBatch, ledger: &mut Ledger, stamp: Stamp) -> View {
         let is_held = |entry: &Entry| matches!(entry.kind, EntryKind::Held(_));
         let held_before = ledger.entries().filter(is_held).map(|entry| entry.lease).collect();
-        ledger.observe_requests();
-        for task in &batch.tasks {
-            // The clients concerned find these events by reading the record.
-            drop(task.run(ledger, stamp));
-        }
-        let asked = ledger.observed_requests().iter().map(|request| request.lease.clone()).collect();
+        // The clients concerned find the events by reading the record.
+        let effects: Effects = batch.tasks.iter().map(|task| task.run(ledger, stamp)).collect();
+        let asked = effects.requests.into_iter().map(|request| request.lease).collect();
         View { own: Some(OwnChange { held_before, asked }), ..View::of(ledger, self.watch.client()) }
     }
 

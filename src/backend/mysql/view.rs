@@ -114,14 +114,14 @@ mod tests {
     use std::time::Duration;
 
     use super::*;
-    use crate::backend::{Answer, Claim, Kind, LeaseId, Request, Resource, Stamp};
+    use crate::backend::{Answer, Claim, Effects, Kind, LeaseId, Request, Resource, Stamp};
 
     const TTL: Duration = Duration::from_secs(1);
 
     fn request(ledger: &mut Ledger, client: Uuid, claim: Claim, kind: Kind) -> (LeaseRef, Answer) {
         let lease = LeaseRef::new(LeaseId::next(client), Resource::new("key", kind));
         let request = Request::new(lease.clone(), claim, TTL).waiting();
-        (lease, ledger.request(&request, Stamp::new(1, 1, 1), &mut Vec::new()).unwrap())
+        (lease, ledger.request(&request, Stamp::new(1, 1, 1), &mut Effects::default()).unwrap())
     }
 
     #[test]

@@ -13,7 +13,7 @@ use super::statement::Sql;
 use super::text::{escape, unescape};
 use crate::backend::records::Failure;
 use crate::backend::sql::{self, KeyBatch, Read, Stored, Written, Wrote};
-use crate::backend::{Event, Ledger, Stamp};
+use crate::backend::{Effects, Event, Ledger, Stamp};
 
 type Changed = sql::Changed<Messages>;
 
@@ -37,8 +37,8 @@ impl sql::Session for Session {
     }
 
     fn run(&self, batch: &KeyBatch, ledger: &mut Ledger, stamp: Stamp) -> Messages {
-        let events = batch.tasks.iter().flat_map(|task| task.run(ledger, stamp));
-        let (channels, texts) = events.filter_map(|event| addressed(&event)).unzip();
+        let effects: Effects = batch.tasks.iter().map(|task| task.run(ledger, stamp)).collect();
+        let (channels, texts) = effects.events.into_iter().filter_map(|event| addressed(&event)).unzip();
         Messages { channels, texts }
     }
 

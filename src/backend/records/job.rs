@@ -5,13 +5,13 @@ use std::sync::Arc;
 use parking_lot::Mutex;
 use tokio::sync::oneshot;
 
-use crate::backend::{BackendError, Event, Ledger, Stamp};
+use crate::backend::{BackendError, Effects, Ledger, Stamp};
 
 /// Changes of some records, each of which is carried out and stored by itself.
 pub(in crate::backend) trait Job: Send + Sync {
     /// Changes the record with this index. Its outcome is kept until the record has been stored. It is called again, with the record
     /// of that time, if it has not.
-    fn run(&self, index: usize, ledger: &mut Ledger, stamp: Stamp) -> Vec<Event>;
+    fn run(&self, index: usize, ledger: &mut Ledger, stamp: Stamp) -> Effects;
 
     /// The record has been stored, or it has not, for this reason. Called once for each record.
     fn finish(&self, index: usize, stored: Result<(), BackendError>);
@@ -25,13 +25,19 @@ pub(in crate::backend) struct Task {
 }
 
 impl Task {
-    pub(in crate::backend) fn run(&self, ledger: &mut Ledger, stamp: Stamp) -> Vec<Event> {
+    pub(in crate::backend) fn run(&self, ledger: &mut Ledger, stamp: Stamp) -> Effects {
         self.job.run(self.index, ledger, stamp)
     }
 
     pub(in crate::backend) fn finish(&self, stored: Result<(), BackendError>) {
         self.job.finish(self.index, stored);
     }
+}
+
+/// Runs tasks, one after the other.
+#[cfg(any(feature = "etcd", feature = "zookeeper"))]
+pub(in crate::backend) fn running(tasks: &[Task]) -> impl Fn(&mut Ledger, Stamp) -> Effects {
+    move |ledger, stamp| tasks.iter().map(|task| task.run(ledger, stamp)).collect()
 }
 
 pub(in crate::backend) type Answered<T> = oneshot::Receiver<Result<Vec<T>, BackendError>>;
@@ -61,13 +67,13 @@ impl<T, F> Change<T, F> {
 impl<T, F> Job for Change<T, F>
 where
     T: Send,
-    F: FnMut(usize, &mut Ledger, Stamp) -> (T, Vec<Event>) + Send,
+    F: FnMut(usize, &mut Ledger, Stamp) -> (T, Effects) + Send,
 {
-    fn run(&self, index: usize, ledger: &mut Ledger, stamp: Stamp) -> Vec<Event> {
+    fn run(&self, index: usize, ledger: &mut Ledger, stamp: Stamp) -> Effects {
         let mut progress = self.0.lock();
-        let (outcome, events) = (progress.change)(index, ledger, stamp);
+        let (outcome, effects) = (progress.change)(index, ledger, stamp);
         progress.outcomes[index] = Some(outcome);
-        events
+        effects
     }
 
     fn finish(&self, _: usize, stored: Result<(), BackendError>) {

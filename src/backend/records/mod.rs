@@ -32,7 +32,8 @@ mod workers;
 pub(super) use cache::Cached;
 pub(super) use failure::{Failure, Remedy, with_causes};
 pub(super) use health::{Health, Purpose};
-pub(super) use job::Task;
+#[cfg(any(feature = "etcd", feature = "zookeeper"))]
+pub(super) use job::running;
 pub(super) use round::{Done, KeyBatch, Outcome, Phase, Round, failed};
 pub(super) use schedule::Schedule;
 pub(super) use timeouts::{TIMEOUT, check_timeout, check_timeouts};

@@ -12,7 +12,7 @@ use tokio::sync::Notify;
 use super::cache::{Cache, Cached};
 use super::job::{Change, Job, Task};
 use super::round::{Done, KeyBatch, Round};
-use crate::backend::{BackendError, Event, Ledger, Stamp};
+use crate::backend::{BackendError, Effects, Ledger, Stamp};
 
 /// How many keys are changed by one statement at most.
 const TOGETHER: usize = 128;
@@ -80,7 +80,7 @@ impl<R: Cached> Schedule<R> {
     pub(in crate::backend) fn transact<T: Send + 'static>(
         &self,
         keys: &[Arc<str>],
-        change: impl FnMut(usize, &mut Ledger, Stamp) -> (T, Vec<Event>) + Send + 'static,
+        change: impl FnMut(usize, &mut Ledger, Stamp) -> (T, Effects) + Send + 'static,
         start: impl FnOnce(),
     ) -> impl Future<Output = Result<Vec<T>, BackendError>> + Send {
         let (job, answered) = Change::new(keys.len(), change);
@@ -292,8 +292,8 @@ mod tests {
     struct Noting(Mutex<Vec<(usize, bool)>>);
 
     impl Job for Noting {
-        fn run(&self, _: usize, _: &mut Ledger, _: Stamp) -> Vec<Event> {
-            Vec::new()
+        fn run(&self, _: usize, _: &mut Ledger, _: Stamp) -> Effects {
+            Effects::default()
         }
 
         fn finish(&self, index: usize, stored: Result<(), BackendError>) {

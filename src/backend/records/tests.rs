@@ -12,7 +12,7 @@ use tokio::time::sleep;
 
 use super::worker::IDLE;
 use super::*;
-use crate::backend::BackendError;
+use crate::backend::{BackendError, Effects};
 
 /// A server without records, and what becomes of its connections.
 #[derive(Default)]
@@ -90,7 +90,7 @@ fn workers(max: usize) -> (Arc<Server>, Arc<Workers<Fake>>) {
 
 async fn change(workers: &Arc<Workers<Fake>>, key: usize) -> Result<(), BackendError> {
     let keys = [format!("{key}").into()];
-    workers.transact(&keys, |_, _, _| ((), Vec::new())).await.map(drop)
+    workers.transact(&keys, |_, _, _| ((), Effects::default())).await.map(drop)
 }
 
 /// Changes that come one after another, faster than one connection carries them out.

@@ -20,7 +20,7 @@ use super::health::Health;
 use super::round::{Outcome, Round};
 use super::schedule::Schedule;
 use super::worker::Worker;
-use crate::backend::{BackendError, Event, Ledger, Stamp};
+use crate::backend::{BackendError, Effects, Ledger, Stamp};
 use crate::runtime::spawn_on;
 
 /// A connection to the server that carries out changes.
@@ -90,7 +90,7 @@ impl<C: Connection> Workers<C> {
     pub(in crate::backend) fn transact<T: Send + 'static>(
         self: &Arc<Self>,
         keys: &[Arc<str>],
-        change: impl FnMut(usize, &mut Ledger, Stamp) -> (T, Vec<Event>) + Send + 'static,
+        change: impl FnMut(usize, &mut Ledger, Stamp) -> (T, Effects) + Send + 'static,
     ) -> impl Future<Output = Result<Vec<T>, BackendError>> + Send {
         self.schedule.transact(keys, change, || self.ensure_worker())
     }

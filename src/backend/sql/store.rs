@@ -15,7 +15,9 @@ use super::exchange::Session;
 use super::notifier::{Notifications, Notifier};
 use super::settings::Settings;
 use crate::backend::records::{Failure, Health, Workers};
-use crate::backend::{BackendError, Capabilities, Event, Finding, Ledger, LedgerStore, Stamp, StoreState};
+use crate::backend::{
+    BackendError, Capabilities, Effects, Event, Finding, Ledger, LedgerStore, Stamp, StoreState,
+};
 use crate::background;
 use crate::runtime::spawn_on;
 
@@ -88,7 +90,7 @@ impl<V: Server> LedgerStore for Store<V> {
     fn transact<T: Send + 'static>(
         &self,
         keys: &[Arc<str>],
-        change: impl FnMut(usize, &mut Ledger, Stamp) -> (T, Vec<Event>) + Send + 'static,
+        change: impl FnMut(usize, &mut Ledger, Stamp) -> (T, Effects) + Send + 'static,
     ) -> impl Future<Output = Result<Vec<T>, BackendError>> + Send {
         self.workers.transact(keys, change)
     }
@@ -124,7 +126,7 @@ impl<V: Server> LedgerStore for Store<V> {
     /// Reads a record that does not exist.
     async fn ping(&self) -> Result<(), BackendError> {
         // Names are not empty.
-        self.transact(&["".into()], |_, _, _| ((), Vec::new())).await.map(drop)
+        self.transact(&["".into()], |_, _, _| ((), Effects::default())).await.map(drop)
     }
 
     async fn check(&self) -> Result<Vec<Finding>, BackendError> {

@@ -6,7 +6,7 @@ use tokio::sync::oneshot;
 
 use super::failure::Failure;
 use super::transaction::{NotChanged, Transaction};
-use crate::backend::{BackendError, Event, Ledger, Stamp};
+use crate::backend::{BackendError, Effects, Ledger, Stamp};
 
 /// Something to be done in a transaction, perhaps together with others.
 pub(super) trait Job: Send {
@@ -75,7 +75,7 @@ impl Job for Ping {
 impl<T, F> Job for Change<T, F>
 where
     T: Send,
-    F: FnMut(usize, &mut Ledger, Stamp) -> (T, Vec<Event>) + Send,
+    F: FnMut(usize, &mut Ledger, Stamp) -> (T, Effects) + Send,
 {
     fn records(&self) -> usize {
         self.keys.len()

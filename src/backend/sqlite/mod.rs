@@ -58,7 +58,7 @@ use futures::stream::BoxStream;
 use tokio::sync::oneshot;
 use uuid::Uuid;
 
-use super::ledger::{Ledger, Stamp};
+use super::ledger::{Effects, Ledger, Stamp};
 use super::ledger_backend::{LedgerBackend, LedgerStore, backend_on_ledger};
 use super::{BackendError, Capabilities, Event, Finding, StoreState};
 use crate::error::Error;
@@ -150,7 +150,7 @@ impl LedgerStore for SqliteStore {
     fn transact<T: Send + 'static>(
         &self,
         keys: &[Arc<str>],
-        change: impl FnMut(usize, &mut Ledger, Stamp) -> (T, Vec<Event>) + Send + 'static,
+        change: impl FnMut(usize, &mut Ledger, Stamp) -> (T, Effects) + Send + 'static,
     ) -> impl Future<Output = Result<Vec<T>, BackendError>> + Send {
         self.ask(Change::new(keys.to_vec(), change))
     }

@@ -15,7 +15,7 @@ use super::job::Change;
 use super::sweep::{self, INTERVAL};
 use super::worker::Worker;
 use crate::backend::{
-    Answer, BackendError, Claim, Event, Kind, LeaseId, LeaseRef, Ledger, Released, Renew, Renewal, Request,
+    Answer, BackendError, Claim, Effects, Kind, LeaseId, LeaseRef, Ledger, Released, Renew, Renewal, Request,
     Resource, Stamp,
 };
 
@@ -54,11 +54,11 @@ impl Site {
     fn change<T: Send + 'static>(
         &mut self,
         key: &Arc<str>,
-        mut change: impl FnMut(&mut Ledger, Stamp, &mut Vec<Event>) -> T + Send + 'static,
+        mut change: impl FnMut(&mut Ledger, Stamp, &mut Effects) -> T + Send + 'static,
     ) -> Result<T, BackendError> {
         let change = move |_, ledger: &mut Ledger, stamp| {
-            let mut events = Vec::new();
-            (change(ledger, stamp, &mut events), events)
+            let mut effects = Effects::default();
+            (change(ledger, stamp, &mut effects), effects)
         };
         let (job, mut answered) = Change::new(slice::from_ref(key).to_vec(), change);
         self.worker.carry_out(vec![Box::new(job)]);
@@ -68,8 +68,8 @@ impl Site {
     fn lock(&mut self, key: &str) -> Result<(LeaseRef, u64), BackendError> {
         let lease = LeaseRef::new(LeaseId::next(self.client), Resource::new(key, Kind::Mutex));
         let request = Request::new(lease.clone(), Claim::Sole, TTL);
-        let answer = self.change(&lease.resource.key, move |ledger, stamp, events| {
-            ledger.request(&request, stamp, events)
+        let answer = self.change(&lease.resource.key, move |ledger, stamp, effects| {
+            ledger.request(&request, stamp, effects)
         });
         match answer?? {
             Answer::Granted(grant) => Ok((lease, grant.token.get())),
@@ -79,8 +79,8 @@ impl Site {
 
     fn unlock(&mut self, lease: &LeaseRef) -> Released {
         let asked = lease.clone();
-        let release = move |ledger: &mut Ledger, stamp, events: &mut Vec<Event>| {
-            ledger.release(&asked, 0, stamp, events)
+        let release = move |ledger: &mut Ledger, stamp, effects: &mut Effects| {
+            ledger.release(&asked, 0, stamp, effects)
         };
         self.change(&lease.resource.key, release).unwrap().unwrap()
     }
@@ -253,7 +253,7 @@ fn jobs_that_arrive_together_share_a_transaction_and_a_failing_one_affects_no_ot
     site.execute("UPDATE leasehold_leases SET record = 'x'");
     let inspect = |key: &str| {
         let key: Arc<str> = key.into();
-        Change::new(vec![key], |_, ledger: &mut Ledger, _| (ledger.last_number(), Vec::new()))
+        Change::new(vec![key], |_, ledger: &mut Ledger, _| (ledger.last_number(), Effects::default()))
     };
     let ((bad, mut bad_answer), (good, mut good_answer)) = (inspect("unreadable"), inspect("good"));
     site.worker.carry_out(vec![Box::new(bad), Box::new(good)]);
@@ -270,7 +270,7 @@ fn what_changes_nothing_writes_nothing() {
     let mut other = Site { worker: other, ..Site::new() };
     let version = |site: &Site| site.worker.database.as_ref().unwrap().version().unwrap();
     let before = version(&site);
-    let look = |ledger: &mut Ledger, _: Stamp, _: &mut Vec<Event>| ledger.last_number();
+    let look = |ledger: &mut Ledger, _: Stamp, _: &mut Effects| ledger.last_number();
     assert!(other.change(&lease.resource.key, look).unwrap() > 0);
     assert_eq!(other.change(&"nobody's".into(), look).unwrap(), 0);
     assert_eq!(version(&site), before);

@@ -8,7 +8,7 @@ use super::builder::Settings;
 use super::database::Database;
 use super::failure::Failure;
 use super::inbox::Inbox;
-use crate::backend::{BackendError, Event, Ledger, Stamp};
+use crate::backend::{BackendError, Effects, Event, Ledger, Stamp};
 
 /// When a client last checked that it can write, after it could not.
 const WRITTEN: &str = "written";
@@ -78,7 +78,7 @@ impl<'a> Transaction<'a> {
     pub(super) fn change<T>(
         &mut self,
         key: &Arc<str>,
-        change: impl FnOnce(&mut Ledger, Stamp) -> (T, Vec<Event>),
+        change: impl FnOnce(&mut Ledger, Stamp) -> (T, Effects),
     ) -> Result<T, NotChanged> {
         let record = match self.records.entry(Arc::clone(key)) {
             Entry::Occupied(known) => known.into_mut(),
@@ -94,9 +94,9 @@ impl<'a> Transaction<'a> {
         // Since no other client can write, the current time is that of the change.
         let now = self.settings.now();
         let stamp = Stamp::new(now, now, now.max(self.newest.saturating_add(1)));
-        let (outcome, events) = change(&mut record.ledger, stamp);
+        let (outcome, effects) = change(&mut record.ledger, stamp);
         self.newest = self.newest.max(record.ledger.last_number());
-        self.events.extend(events);
+        self.events.extend(effects.events);
         Ok(outcome)
     }
 

@@ -11,7 +11,7 @@ use super::names::ChildName;
 use super::op::{MAX_REQUEST, Mode, Op, Reply, Stat};
 use super::plan::{Changed, Context, Step, Writing, create};
 use super::view::{Child, Known, Mark, Record, Seen, Unreadable, View, reads};
-use crate::backend::records::{Done, Failure, KeyBatch, Round};
+use crate::backend::records::{Done, Failure, KeyBatch, Round, running};
 use crate::backend::{BackendError, Event, LeaseId, Request};
 
 /// How often a change is tried if other clients keep changing the record first.
@@ -243,12 +243,12 @@ impl<'a> Attempt<'a> {
             let step = changed.step(&self.view, &context);
             return Ok((changed, step));
         }
-        let changed = Changed::by(&self.batch.tasks[..self.tasks()], &self.view, stamp);
+        let changed = Changed::by(&self.view, stamp, running(&self.batch.tasks[..self.tasks()]));
         let step = changed.step(&self.view, &context);
         if self.tasks() > 1 && matches!(step, Step::Join(..)) && !self.view.is_held(stamp.now) {
             // A request can only wait for a key that is held, so the first task runs alone and becomes the holder.
             self.is_first_only = true;
-            let changed = Changed::by(&self.batch.tasks[..1], &self.view, stamp);
+            let changed = Changed::by(&self.view, stamp, running(&self.batch.tasks[..1]));
             let step = changed.step(&self.view, &context);
             return Ok((changed, step));
         }
@@ -369,8 +369,7 @@ impl<'a> Attempt<'a> {
 
     /// Updates this client's places from the view. The client already knows the leases that it has requested or served.
     fn note(&self, changed: &Changed, served: &[LeaseId]) {
-        let asked = changed.ledger.observed_requests();
-        let is_asked = |lease| asked.iter().any(|request| request.lease.id == lease);
+        let is_asked = |lease| changed.requests.iter().any(|request| request.lease.id == lease);
         let knows = |lease| is_asked(lease) || served.contains(&lease);
         self.shared.note(&self.batch.key, &self.path, &self.view, knows);
     }
@@ -428,10 +427,7 @@ impl<'a> Attempt<'a> {
         stored: Vec<Reply>,
         listed: Option<Result<Reply, Code>>,
     ) {
-        let is_served =
-            |child: &&Child| !self.view.holds(child) && changed.ledger.hold_of(child.name.lease()).is_some();
-        let served: Vec<_> =
-            self.view.children.iter().filter(is_served).map(|child| child.name.lease()).collect();
+        let served: Vec<_> = changed.diff.granted.iter().map(|granted| granted.lease).collect();
         let (mut created, mut record, mut children) = (Vec::new(), None, None);
         for (op, reply) in writing.ops.iter().zip(stored) {
             match (op, reply) {

@@ -32,6 +32,8 @@ mod places;
 mod plan;
 mod session;
 mod sweep;
+#[cfg(test)]
+mod tests;
 mod url;
 mod view;
 mod watcher;
@@ -51,7 +53,7 @@ use tokio::task::JoinSet;
 use tokio::time::{sleep_until, timeout};
 use uuid::Uuid;
 
-use super::ledger::{Ledger, Stamp};
+use super::ledger::{Effects, Ledger, Stamp};
 use super::ledger_backend::{LedgerBackend, LedgerStore, backend_on_ledger};
 use super::records::{Failure, Health, Schedule};
 use super::{BackendError, Capabilities, Event, Finding, StoreState};
@@ -185,7 +187,7 @@ impl LedgerStore for ZookeeperStore {
     fn transact<T: Send + 'static>(
         &self,
         keys: &[Arc<str>],
-        change: impl FnMut(usize, &mut Ledger, Stamp) -> (T, Vec<Event>) + Send + 'static,
+        change: impl FnMut(usize, &mut Ledger, Stamp) -> (T, Effects) + Send + 'static,
     ) -> impl Future<Output = Result<Vec<T>, BackendError>> + Send {
         self.shared.schedule.transact(keys, change, || self.start())
     }

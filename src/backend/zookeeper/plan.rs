@@ -9,17 +9,22 @@ use uuid::Uuid;
 use super::names;
 use super::op::{ANY, Mode, Op};
 use super::view::{Child, Mark, Record, View};
-use crate::backend::ledger::UNKNOWN;
-use crate::backend::records::Task;
+use crate::backend::ledger::{Diff, Effects, Reads, UNKNOWN};
 use crate::backend::{Event, Grant, LeaseId, Ledger, Request, Stamp};
 
 /// A key after a change that has not been stored yet.
 pub(super) struct Changed {
     pub(super) ledger: Ledger,
+    /// What is different now.
+    pub(super) diff: Diff,
     /// Grants of places, of any client.
     granted: HashMap<LeaseId, Grant>,
     /// The leases whose requests should be repeated.
     ask_again: Vec<LeaseId>,
+    /// What was requested.
+    pub(super) requests: Vec<Request>,
+    reads: Reads,
+    is_queue_served: bool,
     /// Events for this client.
     pub(super) own: Vec<Event>,
 }
@@ -75,32 +80,33 @@ impl Writing {
 impl Changed {
     /// Nothing was carried out.
     pub(super) fn nothing() -> Self {
-        Self::with_events(Ledger::default(), Vec::new())
+        Self::with(&Ledger::default(), Ledger::default(), Effects::default())
     }
 
     /// Carries out what was asked for.
-    pub(super) fn by(tasks: &[Task], view: &View, stamp: Stamp) -> Self {
-        let mut ledger = view.ledger(stamp.now);
-        ledger.observe_requests();
-        let events = tasks.iter().flat_map(|task| task.run(&mut ledger, stamp)).collect();
-        Self::with_events(ledger, events)
+    pub(super) fn by(view: &View, stamp: Stamp, run: impl Fn(&mut Ledger, Stamp) -> Effects) -> Self {
+        let before = view.ledger(stamp.now);
+        let mut after = before.clone();
+        let effects = run(&mut after, stamp);
+        Self::with(&before, after, effects)
     }
 
     /// Serves the queue, and prompts waiters of an owner that is admitted by that to repeat their requests.
     pub(super) fn by_serving(key: &Arc<str>, view: &View, stamp: Stamp, client: Option<Uuid>) -> Self {
-        let mut ledger = view.ledger(stamp.now);
-        let mut events = ledger.serve_queue(key, stamp);
+        let before = view.ledger(stamp.now);
+        let mut ledger = before.clone();
+        let mut effects = ledger.serve_queue(key, stamp);
         // This client's own were known before.
         let is_told = |lease: LeaseId| Some(lease.client()) == client || view.is_prompted(lease);
-        events.extend(ledger.admissible().filter(|lease| !is_told(*lease)).map(Event::AskAgain));
+        effects.events.extend(ledger.admissible().filter(|lease| !is_told(*lease)).map(Event::AskAgain));
         let is_own = |event: &&Event| event.lease().is_some_and(|lease| Some(lease.client()) == client);
-        let own = events.iter().filter(is_own).cloned().collect();
-        Self { own, ..Self::with_events(ledger, events) }
+        let own = effects.events.iter().filter(is_own).cloned().collect();
+        Self { own, ..Self::with(&before, ledger, effects) }
     }
 
-    fn with_events(ledger: Ledger, events: Vec<Event>) -> Self {
+    fn with(before: &Ledger, ledger: Ledger, effects: Effects) -> Self {
         let (mut granted, mut ask_again) = (HashMap::new(), Vec::new());
-        for event in events {
+        for event in effects.events {
             match event {
                 Event::Granted { lease, grant, .. } => drop(granted.insert(lease.id, grant)),
                 Event::AskAgain(lease) => ask_again.push(lease),
@@ -108,7 +114,18 @@ impl Changed {
                 Event::Revoked { .. } | Event::Changed(_) | Event::Resync => {}
             }
         }
-        Self { ledger, granted, ask_again, own: Vec::new() }
+        let (requests, is_queue_served) = (effects.requests, effects.served.is_some());
+        let diff = Diff::between(before, &ledger);
+        Self {
+            ledger,
+            diff,
+            granted,
+            ask_again,
+            requests,
+            reads: effects.reads,
+            is_queue_served,
+            own: Vec::new(),
+        }
     }
 
     /// What has to be done next.
@@ -142,7 +159,7 @@ impl Changed {
             match self.ledger.place_of(lease) {
                 Some(ends) => {
                     ends != UNKNOWN
-                        || self.ledger.depends_on_all_ends()
+                        || self.reads == Reads::EndsOfAll
                         || self.ask_again.contains(&lease)
                         || blocking == Some(lease)
                 }
@@ -157,16 +174,20 @@ impl Changed {
     /// Requests that hold or wait now, and have no node yet.
     fn entries(&self, view: &View) -> Vec<Request> {
         let mut entries = Vec::<Request>::new();
-        for request in self.ledger.observed_requests() {
+        for request in &self.requests {
             let lease = request.lease.id;
-            let is_in = self.ledger.hold_of(lease).is_some() || self.ledger.place_of(lease).is_some();
             let has_node = view.children.iter().any(|child| child.name.lease() == lease)
                 || entries.iter().any(|entry| entry.lease.id == lease);
-            if is_in && !has_node {
+            if self.is_in(lease) && !has_node {
                 entries.push(request.clone());
             }
         }
         entries
+    }
+
+    /// Whether a lease holds or waits now.
+    fn is_in(&self, lease: LeaseId) -> bool {
+        self.ledger.hold_of(lease).is_some() || self.ledger.place_of(lease).is_some()
     }
 
     /// Children whose requests were repeated.
@@ -181,10 +202,7 @@ impl Changed {
     }
 
     fn write(&self, view: &View, context: &Context<'_>, held: Vec<Request>) -> Step {
-        let is_gone = |child: &Child| {
-            let lease = child.name.lease();
-            self.ledger.hold_of(lease).is_none() && self.ledger.place_of(lease).is_none()
-        };
+        let is_gone = |child: &Child| !self.is_in(child.name.lease());
         let (mut proven, mut ops, mut deleted) = (false, Vec::new(), Vec::new());
         let node = |child: &Child| format!("{}/{}", context.path, child.node);
         for (n, child) in view.children.iter().enumerate() {
@@ -194,9 +212,9 @@ impl Changed {
                 let version = child.seen.filter(|_| !view.holds(child)).map_or(ANY, |seen| seen.version);
                 ops.push(Op::Delete { path, version });
                 deleted.push(n);
-            } else if let Some((mark, seen)) = self.mark(view, context, child).zip(child.seen) {
+            } else if let Some((mark, seen)) = self.mark(context, child).zip(child.seen) {
                 ops.push(Op::Set { path, data: mark.data(), version: seen.version });
-            } else if self.is_renewed(view, child) {
+            } else if view.holds(child) && self.is_renewed(child) {
                 ops.push(Op::Check { path, version: ANY });
             } else {
                 continue;
@@ -217,7 +235,7 @@ impl Changed {
         let concerns_waiters = is_resized || !held.is_empty();
         let owner_before = view.record.as_ref().and_then(|record| record.ledger.owner());
         let admits_owner = self.ledger.owner().is_some() && self.ledger.owner() != owner_before;
-        let concerns_newcomers = admits_owner || (self.ledger.is_queue_served() && self.ledger.has_room());
+        let concerns_newcomers = admits_owner || (self.is_queue_served && self.ledger.has_room());
         Step::Write(Writing {
             ops: all,
             generation,
@@ -229,12 +247,12 @@ impl Changed {
     }
 
     /// What is to be events to the owner of a child.
-    fn mark(&self, view: &View, context: &Context<'_>, child: &Child) -> Option<Mark> {
+    fn mark(&self, context: &Context<'_>, child: &Child) -> Option<Mark> {
         let lease = child.name.lease();
         if Some(lease.client()) == context.client {
             return None;
         }
-        if self.ledger.hold_of(lease).is_some() && !view.holds(child) {
+        if self.diff.granted.iter().any(|granted| granted.lease == lease) {
             return self.granted.get(&lease).map(|grant| Mark::Granted(*grant));
         }
         let asked = child.seen.map_or(0, |seen| seen.asked);
@@ -242,10 +260,8 @@ impl Changed {
     }
 
     /// Whether it is a hold that ends later now: if its node is gone, it has ended.
-    fn is_renewed(&self, view: &View, child: &Child) -> bool {
-        let before = view.record.as_ref().and_then(|record| record.ledger.hold_of(child.name.lease()));
-        let after = self.ledger.hold_of(child.name.lease());
-        before.is_some_and(|before| after.is_some_and(|after| after.1 > before.1))
+    fn is_renewed(&self, child: &Child) -> bool {
+        self.diff.renewed.iter().any(|renewed| renewed.lease == child.name.lease())
     }
 
     /// The record is written if it has changed: its generation, and the request.
