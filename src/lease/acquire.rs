@@ -17,7 +17,7 @@ use tokio::sync::oneshot::{self, error::TryRecvError};
 use tokio::time::{Instant, sleep, sleep_until, timeout_at};
 use tracing::Instrument;
 
-use super::keeper::{Keeper, may_be_known};
+use super::keeper::Keeper;
 use super::lease::{Hold, Lease, Message, Outcome, RETRY};
 use crate::backend::{Answer, BackendError, Claim, Detail, Limit, Resource};
 use crate::error::{Error, LossReason};
@@ -284,7 +284,6 @@ impl<'a> Waiter<'a> {
         let (answer, sent) = asked.ok_or_else(|| self.error(self.keeper.unanswered()))?;
         ScopeGuard::into_inner(dropped);
         let limit = answer.as_ref().ok().and_then(Answer::limit);
-        let may_be_known = may_be_known(&answer);
         self.follow_limit(limit);
         let now = Instant::now();
         match lease.answered(answer, sent, now) {
@@ -300,9 +299,7 @@ impl<'a> Waiter<'a> {
             }
             Outcome::Queued => self.queued(&lease, limit),
             Outcome::Over => {
-                if may_be_known {
-                    self.keeper.answered_after_release(&lease);
-                }
+                self.keeper.release_again(&lease);
                 self.queued(&lease, limit)
             }
         }

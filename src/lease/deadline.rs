@@ -16,6 +16,10 @@ use crate::options::Settings;
 /// together.
 const MOMENTS: u32 = 20;
 
+/// How long an unanswered release is repeated, or for its TTL if that is longer. No request stays in flight that long: by
+/// then the store has either executed it or lost the connection on which it was sent.
+pub(super) const GIVE_UP_AFTER: Duration = Duration::from_secs(60);
+
 /// How long after `now` to repeat a waiting request: at the last shared moment within a third of the TTL.
 pub(crate) fn moment_within(now: Instant, ttl: Duration) -> Duration {
     static START: LazyLock<Instant> = LazyLock::new(Instant::now);

@@ -12,8 +12,8 @@ use tokio::sync::oneshot;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
-use super::deadline::{Deadline, margin, moment_within};
-use super::release::GIVE_UP_AFTER;
+use super::deadline::{Deadline, GIVE_UP_AFTER, margin, moment_within};
+use super::known::Known;
 use crate::backend::{
     Answer, BackendError, Claim, Grant, LeaseId, LeaseRef, Limit, Renew, Renewal, Request, Resource, Ticket,
 };
@@ -39,27 +39,6 @@ pub(crate) struct Lease {
     state: Mutex<State>,
 }
 
-/// What the store may know of a lease that was not granted, by the answers to its requests: from the least to the most.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(super) enum Trace {
-    /// Nothing: no request has left this process.
-    None,
-    /// Nothing, by what it says: it has declined each request that it received.
-    Declined,
-    /// A place or a hold: it has accepted a request, or one may still be executed.
-    Possible,
-}
-
-impl Trace {
-    fn of(answer: &Result<Answer, BackendError>) -> Self {
-        match answer {
-            Err(error) if error.was_never_sent() => Self::None,
-            Err(error) if error.is_refusal() => Self::Declined,
-            _ => Self::Possible,
-        }
-    }
-}
-
 #[derive(Debug)]
 struct State {
     phase: Phase,
@@ -71,11 +50,7 @@ struct State {
     waiter: Option<oneshot::Sender<Message>>,
     /// Where the lease is filed in the keeper's schedule.
     filed: Option<Entry>,
-    /// Whether the store may have granted it after its end.
-    late_grant: bool,
-    /// Whether a request was dropped before it was answered, or its answer was lost.
-    request_dropped: bool,
-    trace: Trace,
+    known: Known,
 }
 
 #[derive(Debug)]
@@ -233,9 +208,7 @@ impl Lease {
             endings: Vec::new(),
             waiter: None,
             filed: None,
-            late_grant: false,
-            request_dropped: false,
-            trace: Trace::None,
+            known: Known::Nothing,
         };
         Arc::new(Self { request, terms, group, lost: OnceLock::new(), state: Mutex::new(state) })
     }
@@ -316,9 +289,7 @@ impl Lease {
         if let Some(limit) = answer.as_ref().ok().and_then(Answer::limit) {
             state.limit = Some(limit);
         }
-        // A request that was not answered counts as dropped: the store may still execute it.
-        state.request_dropped |= matches!(answer, Err(BackendError::Unanswered { .. }));
-        state.trace = state.trace.max(Trace::of(&answer));
+        state.record(Known::by(&answer));
         let queued = match &mut state.phase {
             Phase::Queued(queued) => queued,
             Phase::Held(_) | Phase::Released(_) | Phase::Lost { .. } => return Outcome::Over,
@@ -394,7 +365,11 @@ impl Lease {
                     PushOutcome::Doubtful
                 }
             },
-            Phase::Held(_) | Phase::Released(_) | Phase::Lost { .. } => PushOutcome::Known,
+            Phase::Held(_) => PushOutcome::Known,
+            Phase::Released(_) | Phase::Lost { .. } => {
+                state.record(Known::Possible);
+                PushOutcome::Known
+            }
         }
     }
 
@@ -533,7 +508,7 @@ impl Lease {
         let waits = is_in_flight.is_some();
         if let Some(is_in_flight) = is_in_flight {
             if is_in_flight {
-                state.trace = Trace::Possible;
+                state.record(Known::Possible);
             }
             state.phase = Phase::Released(None);
         }
@@ -623,19 +598,20 @@ impl Lease {
     }
 
     /// Ends the lease as released. If `keep_renewed`, it is still renewed, until [`stop_renewing`](Self::stop_renewing) is called, but
-    /// for as long as releases are repeated at most: the caller may not be polled. `false` if it has ended before.
-    pub(super) fn end(&self, keep_renewed: bool, now: Instant) -> bool {
+    /// for as long as releases are repeated at most: the caller may not be polled. Returns what its release has to cover. `None` if it
+    /// has ended before.
+    pub(super) fn end(&self, keep_renewed: bool, now: Instant) -> Option<Known> {
         let mut state = self.state.lock();
-        let Phase::Held(held) = &mut state.phase else { return false };
+        let Phase::Held(held) = &mut state.phase else { return None };
         if !keep_renewed {
             state.phase = Phase::Released(None);
-            return true;
+            return Some(state.take_known());
         }
         held.deadline.cap(now + self.terms.ttl.max(GIVE_UP_AFTER));
         if let Phase::Held(held) = std::mem::replace(&mut state.phase, Phase::Released(None)) {
             state.phase = Phase::Released(Some(held));
         }
-        true
+        Some(state.take_known())
     }
 
     /// A released lease is renewed no longer. If it was renewed until now, returns when it ends, and whether a renewal found it gone
@@ -921,30 +897,27 @@ impl Lease {
         self.state.lock().phase.renewed().map(|held| held.deadline.ends())
     }
 
-    /// Records that the store may have granted the lease after its end.
-    pub(super) fn record_late_grant(&self) {
-        let mut state = self.state.lock();
-        state.late_grant |= matches!(state.phase, Phase::Released(_) | Phase::Lost { .. });
-    }
-
-    /// Whether the store may have granted the lease after its end. Resets that.
-    pub(super) fn take_late_grant(&self) -> bool {
-        std::mem::take(&mut self.state.lock().late_grant)
-    }
-
-    /// Records that a request was dropped before it was answered: the store may execute it at any time.
+    /// A request was dropped before it was answered: the store may execute it at any time.
     pub(super) fn request_dropped(&self) {
-        self.state.lock().request_dropped = true;
+        self.state.lock().record(Known::Unsettled);
     }
 
-    pub(super) fn was_request_dropped(&self) -> bool {
-        self.state.lock().request_dropped
+    /// What a release that is queued now has to cover. If the lease has ended, that is covered from then on.
+    pub(super) fn take_known(&self) -> Known {
+        self.state.lock().take_known()
+    }
+}
+
+impl State {
+    fn record(&mut self, known: Known) {
+        self.known = self.known.max(known);
     }
 
-    /// What the store may know of this lease, which has ended.
-    pub(super) fn trace(&self) -> Trace {
-        let state = self.state.lock();
-        if state.request_dropped { Trace::Possible } else { state.trace }
+    fn take_known(&mut self) -> Known {
+        match self.phase {
+            Phase::Queued(_) | Phase::Held(_) => self.known,
+            Phase::Released(_) | Phase::Lost { .. } => std::mem::take(&mut self.known),
+        }
     }
 }
 
@@ -1086,7 +1059,8 @@ mod tests {
             let lease = lease();
             lease.answered(Ok(Answer::Granted(grant(42))), start, start);
             lease.hand().unwrap().begin(start);
-            assert!(lease.end(keep_renewed, start) && !lease.end(keep_renewed, start), "ended once");
+            assert!(lease.end(keep_renewed, start).is_some(), "it was held");
+            assert!(lease.end(keep_renewed, start).is_none(), "ended once");
             let due = start + TTL / 2;
             assert_eq!(lease.step(List::Held, due), steps[0]);
             lease.renewed(Ok(Renewal::Renewed), due, due);
@@ -1105,7 +1079,7 @@ mod tests {
         let (lease, start) = (lease(), Instant::now());
         lease.answered(Ok(Answer::Granted(grant(42))), start, start);
         lease.hand().unwrap().begin(start);
-        assert!(lease.end(true, start));
+        assert!(lease.end(true, start).is_some());
         assert_eq!(lease.step(List::Held, start + TTL / 2), Step::Send);
         lease.renewed(Ok(Renewal::Lost(LossReason::Missing)), start + TTL / 2, start + TTL / 2);
         assert!(lease.is_released(), "its release says what has become of it");
@@ -1284,10 +1258,10 @@ mod tests {
         for ended in [false, true] {
             let lease = lease();
             lease.answered(queued(7), now, now);
-            assert!(!lease.was_request_dropped());
             assert!(!ended || lease.give_up());
+            assert_eq!(lease.take_known(), Known::Possible);
             lease.answered(Err(BackendError::Unanswered { source: "silence".into() }), now, now);
-            assert!(lease.was_request_dropped());
+            assert_eq!(lease.take_known(), Known::Unsettled);
         }
     }
 

@@ -35,6 +35,7 @@ mod acquire;
 mod deadline;
 mod engine;
 mod keeper;
+mod known;
 #[expect(clippy::module_inception, reason = "it is about one of them")]
 mod lease;
 mod reentry;

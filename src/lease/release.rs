@@ -23,8 +23,10 @@ use tokio::task::consume_budget;
 use tokio::time::{Instant, sleep, timeout};
 
 use super::acquire::PERSIST;
+use super::deadline::GIVE_UP_AFTER;
 use super::keeper::Keeper;
-use super::lease::{Hold, Lease, Trace};
+use super::known::Known;
+use super::lease::{Hold, Lease};
 use super::release_queue::{LAST_RELEASES, MAX_RELEASES, Number, PendingRelease};
 use crate::backend::{BackendError, LeaseRef, Released, Renew, Renewal};
 use crate::background;
@@ -42,9 +44,6 @@ const ENDS_SOON: Duration = Duration::from_secs(5);
 const LEFT: Duration = Duration::from_secs(2);
 const FIRST_PAUSE: Duration = Duration::from_millis(50);
 const LONGEST_PAUSE: Duration = Duration::from_secs(1);
-/// How long an unanswered release is repeated, or for its TTL if that is longer. No request stays in flight that long: by
-/// then the store has either executed it or lost the connection on which it was sent.
-pub(super) const GIVE_UP_AFTER: Duration = Duration::from_secs(60);
 /// The longest pause before a release that was refused is sent again.
 const REFUSED: Duration = Duration::from_millis(200);
 
@@ -71,12 +70,9 @@ impl Keeper {
 
     /// A lease that is not wanted any more: its release is queued, unless no request for it has reached the store.
     pub(super) fn release_if_known(&self, lease: &Arc<Lease>) {
-        match lease.trace() {
-            Trace::None => drop(self.forget(lease.id())),
-            Trace::Declined => {
-                self.queue_release(PendingRelease { declined: true, ..PendingRelease::of(lease) })
-            }
-            Trace::Possible => self.queue_release(PendingRelease::of(lease)),
+        match lease.take_known() {
+            Known::Nothing => drop(self.forget(lease.id())),
+            known => self.queue_release(PendingRelease::of(lease, known)),
         }
     }
 
@@ -171,7 +167,9 @@ impl Keeper {
             // Other guards keep all of a lock.
             None => Ok(None),
             Some(0) => self.pass_on(hold, now, keep_renewed),
-            Some(keep) => Ok(Some(PendingRelease { keep, ..PendingRelease::of(&hold.lease) })),
+            Some(keep) => {
+                Ok(Some(PendingRelease { keep, ..PendingRelease::of(&hold.lease, hold.lease.take_known()) }))
+            }
         }
     }
 
@@ -217,7 +215,7 @@ impl Keeper {
         if pending.keep > 0 {
             return;
         }
-        if self.forget(pending.lease.id).is_some_and(|lease| lease.take_late_grant()) {
+        if self.forget(pending.lease.id).is_some_and(|lease| lease.take_known().is_possible()) {
             // Its request may have been executed after its release. If it was not, this release finds nothing.
             self.queue_release(PendingRelease::orphan(pending.lease.clone()));
         }
@@ -326,7 +324,7 @@ impl Keeper {
                 }
                 // Something else is stored under the key, so nothing of this lease is.
                 Err(BackendError::WrongType { .. }) => return Ok(None),
-                Err(error) if pending.declined && error.is_refusal() => return Ok(None),
+                Err(error) if pending.known == Known::Declined && error.is_refusal() => return Ok(None),
                 Err(error) if may_succeed(&error) && Instant::now() < give_up => {
                     tracing::debug!(key = &*key, %error, "release not confirmed, sending it again");
                     if begin.elapsed() >= ATTEMPT && self.releases.is_any_waiting() {
@@ -445,10 +443,8 @@ impl Keeper {
         self.ask_again(mem::take(&mut pending.next));
         let sent = timeout(ATTEMPT, self.send_until_confirmed(&mut pending)).await;
         let sent = sent.unwrap_or_else(|late| Err(BackendError::Unanswered { source: late.into() }));
-        let lease = self.lease(pending.lease.id);
-        let may_be_granted = lease.is_some_and(|lease| lease.was_request_dropped());
         match sent {
-            Ok(Some(Released::Held)) if !may_be_granted => self.finish(pending),
+            Ok(Some(Released::Held)) if pending.known != Known::Unsettled => self.finish(pending),
             Ok(Some(_)) => self.releases.leave(pending),
             Ok(None) => self.finish(pending),
             Err(error) if pending.give_up.is_some_and(|end| end <= Instant::now()) => {

@@ -19,9 +19,9 @@ use tokio::task::consume_budget;
 use tokio::time::{Instant, Sleep, sleep, sleep_until, timeout};
 use tokio_util::sync::CancellationToken;
 
+use super::deadline::GIVE_UP_AFTER;
 use super::keeper::Keeper;
 use super::lease::{Lease, List, PushOutcome, Step};
-use super::release::GIVE_UP_AFTER;
 use super::release_queue::{LAST_RELEASES, MAX_RELEASES, Patience, PendingRelease};
 use super::renewals::next_together;
 use crate::backend::Event;
@@ -314,7 +314,7 @@ impl Keeper {
                 match known.pushed_grant(ticket, grant, now) {
                     PushOutcome::Granted => self.granted(&known, now),
                     PushOutcome::Doubtful => self.file(&known),
-                    PushOutcome::Known => self.answered_after_release(&known),
+                    PushOutcome::Known => self.release_again(&known),
                 }
             }
             Event::Revoked { lease, token } => {
