@@ -1,8 +1,9 @@
 //! What the store may know of a lease, and therefore what a release has to end.
 //!
-//! A lease collects this from the answers to its requests, from grants that are pushed to it, and from requests of which the
-//! answer was never seen. A release takes it along, so that from the end of a lease on, only what has come to light since then
-//! is collected: a request that the store executes after the release makes the lease known again, and another release follows.
+//! A lease collects this from the answers to its requests, from grants that are pushed to it, and from requests of
+//! which the answer was never seen. A release takes it along, so that from the end of a lease on, only what has come to
+//! light since then is collected: a request that the store executes after the release makes the lease known again, and
+//! another release follows.
 
 use crate::backend::{Answer, BackendError};
 

@@ -90,7 +90,8 @@ pub(super) struct PendingRelease {
     pub(super) keep: u32,
     /// Whether it may have been sent before, so that the store may have executed it.
     pub(super) repeated: bool,
-    /// What the store may know of the lease. If it has declined all requests for it, a release that is declined as well is not sent again.
+    /// What the store may know of the lease. If it has declined all requests for it, a release that is declined as
+    /// well is not sent again.
     pub(super) known: Known,
     /// How long the store keeps the lease without a renewal, if that is known.
     pub(super) ttl: Duration,

@@ -319,7 +319,7 @@ impl Keeper {
             }
             Event::Revoked { lease, token } => {
                 if let Some(known) = self.lease(lease)
-                    && known.revoke(token)
+                    && known.revoke(token, Instant::now())
                 {
                     self.file(&known);
                 }
