@@ -10,8 +10,9 @@
 //! * `queue`: who waits, and which leases are requested and held for them. It knows no store and no time.
 //! * `policy`: what may be passed on, how often, and for how long.
 //!
-//! No waiter has a lease of its own: whichever lease is granted first goes to the waiter that has waited longest. So a waiter
-//! that gives up is only removed from the queue, unless this leaves more leases requested than there are waiters.
+//! No waiter has a lease of its own: whichever lease is granted first goes to the waiter that has waited longest. So a
+//! waiter that gives up is only removed from the queue, unless this leaves more leases requested than there are
+//! waiters.
 
 mod policy;
 mod queue;

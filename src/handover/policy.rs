@@ -9,18 +9,18 @@ use crate::options::Settings;
 
 /// The maximum number of holds in a row under one grant.
 const MAX_HOLDS: u32 = 16;
-/// For how long after its grant a lease may be passed on. Longer turns make other clients wait, and save little: a hand-over
-/// through the store costs a fraction of a millisecond.
+/// For how long after its grant a lease may be passed on. Longer turns make other clients wait, and save little: a
+/// hand-over through the store costs a fraction of a millisecond.
 const MAX_TURN: Duration = Duration::from_millis(30);
 
-/// Whether a lease may be passed on now that was granted at `granted` with this many tokens, one for each hold, and has been passed
-/// on `passes` times since.
+/// Whether a lease may be passed on now that was granted at `granted` with this many tokens, one for each hold, and has
+/// been passed on `passes` times since.
 pub(crate) fn may_pass_on(tokens: u32, passes: u64, granted: Instant, now: Instant) -> bool {
     passes + 1 < u64::from(tokens.min(MAX_HOLDS)) && now < granted + MAX_TURN
 }
 
-/// A fingerprint of the terms under which a lease may be passed on: waiters for one key with the same fingerprint form a group,
-/// since only they want a lease on the same terms. `None` if what is claimed cannot be passed on.
+/// A fingerprint of the terms under which a lease may be passed on: waiters for one key with the same fingerprint form
+/// a group, since only they want a lease on the same terms. `None` if what is claimed cannot be passed on.
 pub(crate) fn group(claim: &Claim, settings: &Settings) -> Option<u64> {
     match claim {
         Claim::Sole | Claim::Permits(1, ..) => settings.local_handover.then_some(settings.fingerprint),

@@ -12,8 +12,8 @@ use smallvec::SmallVec;
 use crate::backend::LeaseId;
 use crate::hash::HashMap;
 
-/// The number of a waiter, in order of arrival. It is never used again, not even after its queue was removed: a waiter that has been
-/// sent a message may still leave with its number.
+/// The number of a waiter, in order of arrival. It is never used again, not even after its queue was removed: a waiter
+/// that has been sent a message may still leave with its number.
 pub(crate) type Number = u64;
 
 static NEXT_NUMBER: AtomicU64 = AtomicU64::new(0);

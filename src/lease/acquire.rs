@@ -17,7 +17,7 @@ use tokio::sync::oneshot::{self, error::TryRecvError};
 use tokio::time::{Instant, sleep, sleep_until, timeout_at};
 use tracing::Instrument;
 
-use super::keeper::{Keeper, may_be_known};
+use super::keeper::Keeper;
 use super::lease::{Hold, Lease, Message, Outcome, RETRY};
 use crate::backend::{Answer, BackendError, Claim, Detail, Limit, Resource};
 use crate::error::{Error, LossReason};
@@ -28,9 +28,11 @@ use crate::options::Settings;
 const RELEASES_FIRST: Duration = Duration::from_secs(1);
 /// The minimum time for a first answer, no matter how short the time limit of the call is.
 const ROUND_TRIP: Duration = Duration::from_millis(100);
-/// How long before the end of its time limit a call asks whether the store answers, so that it can say why it has failed.
+/// How long before the end of its time limit a call asks whether the store answers, so that it can say why it has
+/// failed.
 const PROBE: Duration = Duration::from_millis(500);
-/// How long a request that does not wait, or a release that is awaited, is repeated while the store does not answer, or refuses it for now.
+/// How long a request that does not wait, or a release that is awaited, is repeated while the store does not answer, or
+/// refuses it for now.
 pub(super) const PERSIST: Duration = Duration::from_secs(4);
 /// How many grants in a row may arrive after their lease has ended. More mean that the lease is too short for
 /// this store or this machine.
@@ -114,7 +116,8 @@ pub(crate) struct Waiter<'a> {
     receiver: Option<oneshot::Receiver<Message>>,
 }
 
-/// What follows from the first answer: the waiter is done, with a hold or because nothing was available, or it has to wait.
+/// What follows from the first answer: the waiter is done, with a hold or because nothing was available, or it has to
+/// wait.
 type Step = ControlFlow<Option<Hold>>;
 
 impl<'a> Waiter<'a> {
@@ -211,9 +214,9 @@ impl<'a> Waiter<'a> {
         }
     }
 
-    /// Waits until guards that this client has just dropped are released: otherwise a request that does not wait would find the
-    /// resource held by its own client, and an owner would re-enter ahead of those who wait for its release. `false` if the time
-    /// limit of the call is reached first.
+    /// Waits until guards that this client has just dropped are released: otherwise a request that does not wait would
+    /// find the resource held by its own client, and an owner would re-enter ahead of those who wait for its release.
+    /// `false` if the time limit of the call is reached first.
     async fn wait_for_releases(&self) -> bool {
         if self.wait != Wait::No && self.claim.owner().is_none() {
             return true;
@@ -243,8 +246,8 @@ impl<'a> Waiter<'a> {
         self.keeper.open(self.resource, self.settings, self.claim, self.wait != Wait::No, group)
     }
 
-    /// Joins the queue of a group, and opens a lease if the group wants one more. `false` if the group follows another limit than
-    /// this request states.
+    /// Joins the queue of a group, and opens a lease if the group wants one more. `false` if the group follows another
+    /// limit than this request states.
     fn join(&mut self, group: Group) -> bool {
         let keeper = self.keeper;
         let limit = self.claim.limit().map(|limit| limit.permits);
@@ -284,7 +287,6 @@ impl<'a> Waiter<'a> {
         let (answer, sent) = asked.ok_or_else(|| self.error(self.keeper.unanswered()))?;
         ScopeGuard::into_inner(dropped);
         let limit = answer.as_ref().ok().and_then(Answer::limit);
-        let may_be_known = may_be_known(&answer);
         self.follow_limit(limit);
         let now = Instant::now();
         match lease.answered(answer, sent, now) {
@@ -300,9 +302,7 @@ impl<'a> Waiter<'a> {
             }
             Outcome::Queued => self.queued(&lease, limit),
             Outcome::Over => {
-                if may_be_known {
-                    self.keeper.answered_after_release(&lease);
-                }
+                self.keeper.release_again(&lease);
                 self.queued(&lease, limit)
             }
         }
@@ -333,8 +333,8 @@ impl<'a> Waiter<'a> {
         }
     }
 
-    /// From here on the keeper repeats the request, and this waits for a message, unless the lease was granted in the meantime.
-    /// `None` if it has ended.
+    /// From here on the keeper repeats the request, and this waits for a message, unless the lease was granted in the
+    /// meantime. `None` if it has ended.
     fn queued(&mut self, lease: &Arc<Lease>, limit: Option<Limit>) -> Result<Option<Step>, Error> {
         tracing::debug!(key = &*self.resource.key, "waiting");
         let keeper = self.keeper;
@@ -485,8 +485,8 @@ impl Drop for Waiter<'_> {
     }
 }
 
-/// Sends the request; one that does not wait is repeated for a while if it is not answered. `None` if it is not answered within
-/// the time limit of the call, or [`ROUND_TRIP`] if that is longer.
+/// Sends the request; one that does not wait is repeated for a while if it is not answered. `None` if it is not
+/// answered within the time limit of the call, or [`ROUND_TRIP`] if that is longer.
 async fn send(keeper: &Keeper, lease: &Lease, wait: Wait) -> Option<(Result<Answer, BackendError>, Instant)> {
     let begin = Instant::now();
     let asked = async {
@@ -509,7 +509,8 @@ async fn send(keeper: &Keeper, lease: &Lease, wait: Wait) -> Option<(Result<Answ
     }
 }
 
-/// When the store last answered a request or a renewal on behalf of a waiter. An error if it did not answer the last one.
+/// When the store last answered a request or a renewal on behalf of a waiter. An error if it did not answer the last
+/// one.
 fn last_answer(
     keeper: &Keeper,
     place: Option<&(Group, Number)>,

@@ -1,9 +1,9 @@
 //! How long a lease may be trusted locally. Pure: `now` is always an argument.
 //!
-//! The store measures a lease from the moment it executes the request; the client measures it from the moment it sent that
-//! request, which is earlier. In addition, the client stops a little before the store does ([`margin`]). So even with
-//! clocks of slightly different speed and a timer that fires late, the holder is notified of its loss before the store
-//! grants the resource to another client. Leader leases in Raft are measured from the send time as well.
+//! The store measures a lease from the moment it executes the request; the client measures it from the moment it sent
+//! that request, which is earlier. In addition, the client stops a little before the store does ([`margin`]). So even
+//! with clocks of slightly different speed and a timer that fires late, the holder is notified of its loss before the
+//! store grants the resource to another client. Leader leases in Raft are measured from the send time as well.
 
 use std::sync::{Arc, LazyLock};
 use std::time::Duration;
@@ -15,6 +15,10 @@ use crate::options::Settings;
 /// The number of shared moments per TTL at which waiting requests are repeated, so that those of one client are sent
 /// together.
 const MOMENTS: u32 = 20;
+
+/// How long an unanswered release is repeated, or for its TTL if that is longer. No request stays in flight that long:
+/// by then the store has either executed it or lost the connection on which it was sent.
+pub(super) const GIVE_UP_AFTER: Duration = Duration::from_secs(60);
 
 /// How long after `now` to repeat a waiting request: at the last shared moment within a third of the TTL.
 pub(crate) fn moment_within(now: Instant, ttl: Duration) -> Duration {

@@ -242,7 +242,6 @@ impl Keeper {
     /// Handles the answer to a request that the keeper has sent.
     fn asked_again(&self, lease: &Arc<Lease>, answer: Result<Answer, BackendError>, sent: Instant) {
         let limit = answer.as_ref().ok().and_then(Answer::limit);
-        let may_be_known = may_be_known(&answer);
         let now = Instant::now();
         match lease.answered(answer, sent, now) {
             Outcome::Granted => self.granted(lease, now),
@@ -255,24 +254,22 @@ impl Keeper {
                 self.failed(lease, &BackendError::Refused { source });
             }
             Outcome::Failed(error) => self.failed(lease, &error),
-            Outcome::Over if may_be_known => self.answered_after_release(lease),
-            Outcome::Over => {}
+            Outcome::Over => self.release_again(lease),
         }
     }
 
     /// A request was dropped before it was answered. The store may execute it at any time.
     pub(super) fn request_dropped(&self, lease: &Lease) {
         lease.request_dropped();
-        self.answered_after_release(lease);
+        self.release_again(lease);
     }
 
-    /// A request was answered, or its grant reported, after its lease was given up. If it was executed after the
+    /// A request was answered or dropped, or its grant reported, perhaps after its lease was given up. If it was executed after the
     /// release, the store has a record of the lease again.
-    pub(super) fn answered_after_release(&self, lease: &Lease) {
-        lease.record_late_grant();
-        // If the release is still in flight, `released` checks this record when the release is answered.
+    pub(super) fn release_again(&self, lease: &Lease) {
+        // If the release is still in flight, `released` asks the same when the release is answered.
         let is_confirmed = self.lease(lease.id()).is_none();
-        if is_confirmed && lease.take_late_grant() {
+        if is_confirmed && lease.take_known().is_possible() {
             self.queue_release(PendingRelease::orphan(lease.lease_ref().clone()));
         }
     }
@@ -354,8 +351,10 @@ impl Keeper {
             }
             queue.hold(lease.id()).then(|| then(queue))
         });
-        if held.is_none() && lease.end(false, Instant::now()) {
-            self.queue_release(PendingRelease::of(lease));
+        if held.is_none()
+            && let Some(known) = lease.end(false, Instant::now())
+        {
+            self.queue_release(PendingRelease::of(lease, known));
         }
         held
     }
@@ -453,14 +452,12 @@ impl Keeper {
 
     /// Ends a lease. If `keep_renewed`, it is renewed until its release is over. `None` if it had ended before.
     fn end_lease(&self, lease: &Arc<Lease>, keep_renewed: bool, now: Instant) -> Option<PendingRelease> {
-        if !lease.end(keep_renewed, now) {
-            return None;
-        }
+        let known = lease.end(keep_renewed, now)?;
         if !keep_renewed {
             self.schedule.forget(lease);
         }
         self.forget_owner(lease);
-        Some(PendingRelease { next: self.replacements(lease), ..PendingRelease::of(lease) })
+        Some(PendingRelease { next: self.replacements(lease), ..PendingRelease::of(lease, known) })
     }
 
     /// From now on the owner of this lease, if it has one, does not re-enter through it.
@@ -500,16 +497,18 @@ impl Keeper {
         };
         let passed = self.queue(group, |queue| match queue.next_if(|| lease.pass_on(now)) {
             Some((waiter, next)) => Ok((waiter, next, queue.has_surplus())),
-            None => Err(lease.end(keep_renewed, now).then(|| self.replacements_for(lease, queue))),
+            None => {
+                Err(lease.end(keep_renewed, now).map(|known| (known, self.replacements_for(lease, queue))))
+            }
         });
         let (waiter, next, has_surplus) = match passed {
             Ok(passed) => passed,
             Err(None) => return Err(lost_before()),
-            Err(Some(next)) => {
+            Err(Some((known, next))) => {
                 if !keep_renewed {
                     self.schedule.forget(lease);
                 }
-                return Ok(Some(PendingRelease { next, ..PendingRelease::of(lease) }));
+                return Ok(Some(PendingRelease { next, ..PendingRelease::of(lease, known) }));
             }
         };
         tracing::debug!(name = %lease.name(), "passed on within the client");
@@ -532,7 +531,7 @@ impl Keeper {
     pub(super) fn release_lost(&self, lease: &Arc<Lease>) {
         self.forget_owner(lease);
         let next = self.replacements(lease);
-        self.queue_release(PendingRelease { next, ..PendingRelease::of(lease) });
+        self.queue_release(PendingRelease { next, ..PendingRelease::of(lease, lease.take_known()) });
     }
 
     /// Closes the client: no more requests are sent, and every held lease is lost.
@@ -554,11 +553,6 @@ impl Keeper {
             }
         }
     }
-}
-
-/// Whether the store may know a lease after this answer to its request: an unanswered one may still be executed.
-pub(super) const fn may_be_known(answer: &Result<Answer, BackendError>) -> bool {
-    matches!(answer, Ok(Answer::Granted(_) | Answer::Queued(_)) | Err(BackendError::Unanswered { .. }))
 }
 
 /// The crate's own thread. Where it cannot be started, held leases are kept on the caller's runtime.

@@ -1,8 +1,8 @@
 //! One lease: its states and the transitions between them.
 //!
-//! Every transition happens under the lease's mutex and returns what follows from it; the caller does that. A lease may have
-//! several holds, one after another: it is passed on within the client, each time under the next token. A hold is identified by
-//! its token and only asks the lease about itself.
+//! Every transition happens under the lease's mutex and returns what follows from it; the caller does that. A lease may
+//! have several holds, one after another: it is passed on within the client, each time under the next token. A hold is
+//! identified by its token and only asks the lease about itself.
 
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
@@ -12,8 +12,11 @@ use tokio::sync::oneshot;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
-use super::deadline::{Deadline, margin, moment_within};
-use super::release::GIVE_UP_AFTER;
+use super::deadline::{Deadline, GIVE_UP_AFTER, margin, moment_within};
+use super::ended::{LastRelease, Lost, Released};
+use super::held::{Held, Kept, LastRenewal};
+use super::known::Known;
+use super::queued::{Flight, LastAnswer, Queued};
 use crate::backend::{
     Answer, BackendError, Claim, Grant, LeaseId, LeaseRef, Limit, Renew, Renewal, Request, Resource, Ticket,
 };
@@ -39,30 +42,10 @@ pub(crate) struct Lease {
     state: Mutex<State>,
 }
 
-/// What the store may know of a lease that was not granted, by the answers to its requests: from the least to the most.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(super) enum Trace {
-    /// Nothing: no request has left this process.
-    None,
-    /// Nothing, by what it says: it has declined each request that it received.
-    Declined,
-    /// A place or a hold: it has accepted a request, or one may still be executed.
-    Possible,
-}
-
-impl Trace {
-    fn of(answer: &Result<Answer, BackendError>) -> Self {
-        match answer {
-            Err(error) if error.was_never_sent() => Self::None,
-            Err(error) if error.is_refusal() => Self::Declined,
-            _ => Self::Possible,
-        }
-    }
-}
-
 #[derive(Debug)]
 struct State {
     phase: Phase,
+    known: Known,
     /// The limit of a semaphore, as last reported to this lease by the store.
     limit: Option<Limit>,
     /// Cancelled when the hold of that token has been released.
@@ -71,84 +54,14 @@ struct State {
     waiter: Option<oneshot::Sender<Message>>,
     /// Where the lease is filed in the keeper's schedule.
     filed: Option<Entry>,
-    /// Whether the store may have granted it after its end.
-    late_grant: bool,
-    /// Whether a request was dropped before it was answered, or its answer was lost.
-    request_dropped: bool,
-    trace: Trace,
 }
 
 #[derive(Debug)]
 enum Phase {
     Queued(Queued),
     Held(Held),
-    /// Given up, or released. While a caller waits for its release, with what is still renewed.
-    Released(Option<Held>),
-    Lost {
-        token: FencingToken,
-        reason: LossReason,
-        /// Why the last renewal failed, if that was the reason.
-        detail: Option<String>,
-        /// When to release it, if not at once.
-        release_at: Option<Instant>,
-        /// Whether its release has been claimed.
-        release_claimed: bool,
-    },
-}
-
-/// A lease that is requested.
-#[derive(Debug)]
-struct Queued {
-    /// When the store answered last, or the lease was created.
-    answered_at: Instant,
-    /// The ticket of the last answer, and when the request was sent that it answers.
-    place: Option<(Ticket, Instant)>,
-    /// A pushed grant that is not accepted yet.
-    pushed: Option<Box<(Ticket, Grant)>>,
-    /// The token of a grant that was released by force.
-    revoked: Option<FencingToken>,
-    /// The error of the last request, if it was not answered.
-    unanswered: Option<Box<BackendError>>,
-    /// Whether the holder's key has no expiry, by the last answer.
-    holder_never_expires: bool,
-    /// Whether the keeper has it in its schedule and repeats the request.
-    repeated_by_keeper: bool,
-    /// Whether a request of the keeper is in flight.
-    asking: bool,
-    /// Whether the first request, which the waiter sends itself, is in flight.
-    in_place: bool,
-    /// Whether there has been a reason to repeat the request since it was last sent.
-    again: bool,
-    /// When the keeper repeats the request.
-    ask_at: Instant,
-}
-
-/// A lease that is held.
-#[derive(Debug)]
-struct Held {
-    deadline: Deadline,
-    /// The token of the store's grant.
-    granted: FencingToken,
-    /// The token of the current hold.
-    token: FencingToken,
-    /// When the client learned of the grant.
-    granted_at: Instant,
-    /// Whether the current hold has been handed to a waiter.
-    handed: bool,
-    /// Whether that waiter has taken it up. Until then it is not renewed.
-    taken: bool,
-    /// How many guards share the hold: re-entering and splitting add one.
-    guards: u32,
-    /// How many permits they have together.
-    permits: u32,
-    /// Whether it is scheduled for its renewal, and not only for its end.
-    filed_to_renew: bool,
-    /// Whether a renewal is due or in flight.
-    renewing: bool,
-    /// Set after a renewal that was not answered: when to try again, and why.
-    unanswered: Option<Box<(Instant, BackendError)>>,
-    /// Whether a renewal found it gone while it was being released, before its deadline.
-    is_gone: bool,
+    Released(Released),
+    Lost(Lost),
 }
 
 /// A message to a waiter: it has this hold, or the request has failed.
@@ -214,28 +127,13 @@ impl Lease {
     /// A lease that is about to be requested.
     pub(super) fn new(request: Request, terms: Arc<Settings>, group: Option<Group>) -> Arc<Self> {
         let now = Instant::now();
-        let queued = Queued {
-            answered_at: now,
-            place: None,
-            pushed: None,
-            revoked: None,
-            unanswered: None,
-            holder_never_expires: false,
-            repeated_by_keeper: false,
-            asking: false,
-            in_place: true,
-            again: false,
-            ask_at: now + terms.ttl / 3,
-        };
         let state = State {
-            phase: Phase::Queued(queued),
+            phase: Phase::Queued(Queued::new(now, now + terms.ttl / 3)),
+            known: Known::Nothing,
             limit: None,
             endings: Vec::new(),
             waiter: None,
             filed: None,
-            late_grant: false,
-            request_dropped: false,
-            trace: Trace::None,
         };
         Arc::new(Self { request, terms, group, lost: OnceLock::new(), state: Mutex::new(state) })
     }
@@ -316,95 +214,81 @@ impl Lease {
         if let Some(limit) = answer.as_ref().ok().and_then(Answer::limit) {
             state.limit = Some(limit);
         }
-        // A request that was not answered counts as dropped: the store may still execute it.
-        state.request_dropped |= matches!(answer, Err(BackendError::Unanswered { .. }));
-        state.trace = state.trace.max(Trace::of(&answer));
-        let queued = match &mut state.phase {
-            Phase::Queued(queued) => queued,
-            Phase::Held(_) | Phase::Released(_) | Phase::Lost { .. } => return Outcome::Over,
-        };
-        (queued.asking, queued.in_place) = (false, false);
+        state.record(Known::by(&answer));
+        let Phase::Queued(queued) = &mut state.phase else { return Outcome::Over };
         match answer {
             Ok(Answer::Granted(grant)) => match self.measured_from(grant, sent, now) {
                 Some(measured_from) => self.hold(&mut state, grant, measured_from, now),
-                // Its time is over, or nearly. No task repeats this request; the caller gets the answer and requests another
-                // lease.
+                // Its time is over, or nearly. No task repeats this request; the caller gets the answer and requests
+                // another lease.
                 None if !self.request.waits => {
                     let outcome = self.hold(&mut state, grant, sent, now);
-                    self.lose_locked(&mut state, LossReason::Expired, None);
+                    self.lose_locked(&mut state, LossReason::Expired, LastRelease::AtOnce);
                     outcome
                 }
                 None => {
                     // Its time is over, or nearly: repeat the request when it has ended at the store, too.
-                    (queued.answered_at, queued.unanswered) = (now, None);
-                    queued.ask_at = now + grant.remaining.unwrap_or_default().max(RETRY);
+                    queued.last = LastAnswer::At(now);
+                    queued.flight = Flight::Due(now + grant.remaining.unwrap_or_default().max(RETRY));
                     Outcome::Queued
                 }
             },
             Ok(Answer::Queued(place)) => {
-                queued.answered(place.ticket, sent, now);
-                queued.holder_never_expires = place.holder_never_expires;
                 let alive = moment_within(now, self.terms.ttl);
-                match queued.pushed.take().map(|pushed| *pushed) {
-                    Some((ticket, grant)) if ticket == place.ticket && self.is_fresh(sent, now) => {
-                        return self.hold(&mut state, grant, sent, now);
-                    }
-                    // The grant for this place came too late, or it is for a later place and this answer is out of date: ask again.
-                    Some((ticket, _)) if ticket >= place.ticket => queued.again = true,
-                    _ => {}
-                }
                 let pause = place.ask_again_in.map_or(alive, |pause| pause.min(alive));
-                queued.ask_at = if queued.again { now } else { now + pause };
-                Outcome::Queued
+                match queued.placed(place, sent, now, pause, self.is_fresh(sent, now)) {
+                    Some(grant) => self.hold(&mut state, grant, sent, now),
+                    None => Outcome::Queued,
+                }
             }
             Ok(Answer::Busy { .. }) => {
-                state.phase = Phase::Released(None);
+                state.phase = Phase::Released(Released::Over);
                 Outcome::Busy
             }
-            Err(error) if error.is_transient() && !self.has_waited_too_long(queued.answered_at, now) => {
-                queued.unanswered = Some(Box::new(error));
-                queued.ask_at = now + RETRY;
+            Err(error) if error.is_transient() && !self.has_waited_too_long(queued.last.at(), now) => {
+                queued.last = LastAnswer::Unanswered(queued.last.at(), Box::new(error));
+                queued.flight = Flight::Due(now + RETRY);
                 Outcome::Queued
             }
             Err(error) => {
-                state.phase = Phase::Released(None);
+                state.phase = Phase::Released(Released::Over);
                 Outcome::Failed(error)
             }
         }
     }
 
-    /// Handles a pushed grant to the place `ticket`. It is accepted only for the ticket of the store's last answer: events and
-    /// answers travel on different connections, and an event may be old. The lease is then measured from the request that was
-    /// answered with that ticket, because the grant ends when the place would have ended.
+    /// Handles a pushed grant to the place `ticket`. It is accepted only for the ticket of the store's last answer:
+    /// events and answers travel on different connections, and an event may be old. The lease is then measured from the
+    /// request that was answered with that ticket, because the grant ends when the place would have ended.
     pub(super) fn pushed_grant(&self, ticket: Ticket, grant: Grant, now: Instant) -> PushOutcome {
         let mut state = self.state.lock();
         match &mut state.phase {
-            Phase::Queued(queued) => match queued.place {
-                Some((place, sent)) if place == ticket && self.is_fresh(sent, now) => {
+            Phase::Queued(queued) => {
+                if let Some((place, sent)) = queued.place
+                    && place.ticket == ticket
+                    && self.is_fresh(sent, now)
+                {
                     self.hold(&mut state, grant, sent, now);
-                    PushOutcome::Granted
+                    return PushOutcome::Granted;
                 }
-                _ => {
-                    queued.pushed = Some(Box::new((ticket, grant)));
-                    if queued.in_place || queued.asking {
-                        // The answer that is on its way names the place.
-                        return PushOutcome::Known;
-                    }
-                    (queued.ask_at, queued.again) = (now, true);
-                    PushOutcome::Doubtful
-                }
-            },
-            Phase::Held(_) | Phase::Released(_) | Phase::Lost { .. } => PushOutcome::Known,
+                if queued.pushed(ticket, grant, now) { PushOutcome::Doubtful } else { PushOutcome::Known }
+            }
+            Phase::Held(_) => PushOutcome::Known,
+            Phase::Released(_) | Phase::Lost(_) => {
+                state.record(Known::Possible);
+                PushOutcome::Known
+            }
         }
     }
 
-    /// Whether a lease measured from `sent` has at least half of its time left. If not, the grant was late or this process was
-    /// paused, and the store is asked instead.
+    /// Whether a lease measured from `sent` has at least half of its time left. If not, the grant was late or this
+    /// process was paused, and the store is asked instead.
     fn is_fresh(&self, sent: Instant, now: Instant) -> bool {
         now.saturating_duration_since(sent) < self.terms.ttl / 2
     }
 
-    /// The instant from which the lease is measured if this grant answers a request sent at `sent`. `None` if the lease has ended by now.
+    /// The instant from which the lease is measured if this grant answers a request sent at `sent`. `None` if the lease
+    /// has ended by now.
     fn measured_from(&self, grant: Grant, sent: Instant, now: Instant) -> Option<Instant> {
         // A grant that was made earlier ends `remaining` after the store looked, which was not before `sent`.
         let before = grant.remaining.map_or(Duration::ZERO, |left| self.terms.ttl.saturating_sub(left));
@@ -419,33 +303,37 @@ impl Lease {
 
     fn hold(&self, state: &mut State, grant: Grant, sent: Instant, now: Instant) -> Outcome {
         let Phase::Queued(queued) = &state.phase else { return Outcome::Over };
-        let revoked = queued.revoked.is_some_and(|revoked| revoked == grant.token || revoked.get() == 0);
+        let is_revoked = queued.is_revoked(grant.token);
+        let deadline = Deadline::new(Arc::clone(&self.terms), sent, now);
+        let kept = Kept { token: grant.token, deadline, renewal: LastRenewal::Confirmed };
         state.limit = grant.limit.or(state.limit);
-        state.phase = Phase::Held(Held {
-            deadline: Deadline::new(Arc::clone(&self.terms), sent, now),
-            granted: grant.token,
-            token: grant.token,
-            granted_at: now,
-            handed: false,
-            taken: false,
-            guards: 1,
-            permits: self.request.claim.permits(),
-            filed_to_renew: false,
-            renewing: false,
-            unanswered: None,
-            is_gone: false,
-        });
-        if revoked {
-            self.lose_locked(state, LossReason::Revoked, None);
+        state.phase = Phase::Held(Held::granted(kept, now));
+        if is_revoked {
+            self.lose_locked(state, LossReason::Revoked, LastRelease::AtOnce);
         }
         Outcome::Granted
     }
 
+    /// Changes where the request is, if the lease waits.
+    fn with_flight(&self, change: impl FnOnce(&mut Flight)) {
+        if let Phase::Queued(queued) = &mut self.state.lock().phase {
+            change(&mut queued.flight);
+        }
+    }
+
     /// Makes a repetition of the request due now.
     pub(super) fn ask_soon(&self, now: Instant) {
-        if let Phase::Queued(queued) = &mut self.state.lock().phase {
-            (queued.ask_at, queued.again) = (now, true);
-        }
+        self.with_flight(|flight| flight.soon(now));
+    }
+
+    /// The sender of the first request no longer waits for its answer.
+    pub(super) fn leave_to_keeper(&self, now: Instant) {
+        self.with_flight(|flight| flight.leave_to_keeper(now));
+    }
+
+    /// The keeper sends the request now. If its runtime ends before the answer, the next one sends it again.
+    pub(super) fn start_asking(&self) {
+        self.with_flight(|flight| *flight = Flight::Sent);
     }
 
     /// The request as it is repeated. `None` if the lease no longer waits.
@@ -456,56 +344,46 @@ impl Lease {
         Some(Request { claim: self.claim(), ..self.request.clone() })
     }
 
-    /// The sender of the first request no longer waits for its answer.
-    pub(super) fn leave_to_keeper(&self, now: Instant) {
-        if let Phase::Queued(queued) = &mut self.state.lock().phase {
-            (queued.in_place, queued.ask_at) = (false, now);
-        }
-    }
-
-    /// The keeper sends the request now. If its runtime ends before the answer, the next one sends it again.
-    pub(super) fn start_asking(&self) {
-        if let Phase::Queued(queued) = &mut self.state.lock().phase {
-            queued.repeated_by_keeper = true;
-            queued.start_asking();
-        }
-    }
-
-    /// Makes a request or a renewal due again that was in flight in an earlier run. A first request that is in flight is
-    /// repeated when it is answered, because events may have been lost. `false` if the keeper has nothing to do for this lease.
+    /// Makes a request or a renewal due again that was in flight in an earlier run. A first request that is in flight
+    /// is repeated when it is answered, because events may have been lost. `false` if the keeper has nothing to do for
+    /// this lease.
     pub(super) fn take_over(&self, now: Instant) -> bool {
         match &mut self.state.lock().phase {
-            Phase::Queued(queued) => {
-                (queued.asking, queued.ask_at, queued.again) = (false, now, true);
-                queued.repeated_by_keeper
-            }
-            Phase::Held(held) => {
-                held.renewing = false;
+            Phase::Queued(queued) => queued.flight.take_over(now),
+            Phase::Held(Held { kept, .. }) | Phase::Released(Released::Renewed(kept)) => {
+                kept.end_renewal();
                 true
             }
-            Phase::Released(renewed) => renewed.as_mut().map(|renewed| renewed.renewing = false).is_some(),
-            Phase::Lost { release_claimed, .. } => !*release_claimed,
+            Phase::Released(_) => false,
+            Phase::Lost(lost) => !matches!(lost.release, LastRelease::Claimed),
         }
     }
 
     /// Whether it waits behind a key that has no expiry.
     pub(super) fn holder_never_expires(&self) -> bool {
-        matches!(&self.state.lock().phase, Phase::Queued(queued) if queued.holder_never_expires)
+        match &self.state.lock().phase {
+            Phase::Queued(queued) => queued.place.is_some_and(|(place, _)| place.holder_never_expires),
+            Phase::Held(_) | Phase::Released(_) | Phase::Lost(_) => false,
+        }
     }
 
     /// When the store last answered a request or a renewal, if it ever did. An error if it did not answer the last one.
     pub(super) fn last_answer(&self) -> Result<Option<Instant>, BackendError> {
         match &self.state.lock().phase {
-            Phase::Queued(Queued { unanswered: Some(error), .. }) => Err(BackendError::clone(error)),
-            Phase::Queued(queued) => Ok(queued.place.map(|_| queued.answered_at)),
-            Phase::Held(Held { unanswered: Some(unanswered), .. }) => Err(unanswered.1.clone()),
-            Phase::Held(held) => Ok(Some(held.deadline.measured_from())),
-            Phase::Released(_) | Phase::Lost { .. } => Ok(None),
+            Phase::Queued(queued) => match &queued.last {
+                LastAnswer::At(at) => Ok(queued.place.map(|_| *at)),
+                LastAnswer::Unanswered(_, error) => Err(BackendError::clone(error)),
+            },
+            Phase::Held(Held { kept, .. }) => match kept.renewal.error() {
+                None => Ok(Some(kept.deadline.measured_from())),
+                Some(error) => Err(error.clone()),
+            },
+            Phase::Released(_) | Phase::Lost(_) => Ok(None),
         }
     }
 
-    /// Registers the waiter of a lease without a group. Returns the hold if the lease was granted in the meantime. `None` if it has
-    /// ended: nothing would send the waiter a message.
+    /// Registers the waiter of a lease without a group. Returns the hold if the lease was granted in the meantime.
+    /// `None` if it has ended: nothing would send the waiter a message.
     pub(super) fn set_waiter(self: &Arc<Self>, waiter: oneshot::Sender<Message>) -> Option<Option<Hold>> {
         let mut state = self.state.lock();
         if matches!(state.phase, Phase::Released(_)) {
@@ -526,129 +404,96 @@ impl Lease {
     /// Gives up a lease that waits. `false` if it is held or has ended.
     pub(super) fn give_up(&self) -> bool {
         let mut state = self.state.lock();
-        let is_in_flight = match &state.phase {
-            Phase::Queued(queued) => Some(queued.asking || queued.in_place),
-            Phase::Held(_) | Phase::Released(_) | Phase::Lost { .. } => None,
-        };
-        let waits = is_in_flight.is_some();
-        if let Some(is_in_flight) = is_in_flight {
-            if is_in_flight {
-                state.trace = Trace::Possible;
-            }
-            state.phase = Phase::Released(None);
-        }
         let waiter = state.waiter.take();
+        let Phase::Queued(queued) = &state.phase else { return false };
+        if queued.flight.is_in_flight() {
+            state.record(Known::Possible);
+        }
+        state.phase = Phase::Released(Released::Over);
         drop(state);
         drop(waiter);
-        waits
-    }
-}
-
-impl Queued {
-    /// The keeper sends the request: whatever was a reason to repeat it has happened before the store executes it.
-    fn start_asking(&mut self) {
-        (self.asking, self.again) = (true, false);
-    }
-
-    fn answered(&mut self, ticket: Ticket, sent: Instant, now: Instant) {
-        (self.answered_at, self.unanswered) = (now, None);
-        // Answers to requests that were in flight together may arrive in any order.
-        match self.place {
-            Some((place, last)) if place > ticket || (place == ticket && last > sent) => {}
-            _ => self.place = Some((ticket, sent)),
-        }
+        true
     }
 }
 
 // Held leases
 
 impl Lease {
-    /// The current hold, for the waiter that gets it; it may have been lost since it was granted. `None` if another waiter has
-    /// it, or there is none.
+    /// The current hold, for the waiter that gets it; it may have been lost since it was granted. `None` if another
+    /// waiter has it, or there is none.
     pub(super) fn hand(self: &Arc<Self>) -> Option<Hold> {
         self.hand_locked(&mut self.state.lock())
     }
 
     fn hand_locked(self: &Arc<Self>, state: &mut State) -> Option<Hold> {
         let token = match &mut state.phase {
-            Phase::Held(held) if !held.handed => {
-                held.handed = true;
-                held.token
-            }
-            Phase::Lost { token, .. } => *token,
-            _ => return None,
+            Phase::Held(held) => held.hand()?,
+            Phase::Lost(lost) => lost.token,
+            Phase::Queued(_) | Phase::Released(_) => return None,
         };
         Some(Hold { lease: Arc::clone(self), token })
     }
 
     /// The waiter to which the hold was handed is gone: it may be handed to another one.
     pub(super) fn take_back(&self, token: FencingToken) {
-        if let Phase::Held(held) = &mut self.state.lock().phase
-            && held.token == token
-        {
-            held.handed = false;
+        if let Some(held) = self.state.lock().held(token) {
+            held.take_back();
         }
     }
 
-    /// The waiter has taken up its hold: from now on it is renewed, and the maximum hold time runs. Returns when something is due, if
-    /// the lease must be scheduled for that.
+    /// The waiter has taken up its hold: from now on it is renewed, and the maximum hold time runs. Returns when
+    /// something is due, if the lease must be scheduled for that.
     fn take_up(&self, token: FencingToken, now: Instant) -> Option<Instant> {
-        match &mut self.state.lock().phase {
-            Phase::Held(held) if held.token == token => {
-                (held.handed, held.taken) = (true, true);
-                held.deadline.start_hold(now);
-                let is_scheduled = held.filed_to_renew && !self.is_capped();
-                (!is_scheduled).then(|| held.schedule())
-            }
-            _ => Some(now),
+        match self.state.lock().held(token) {
+            Some(held) => held.take_up(self.request.claim.permits(), now, self.is_capped()),
+            None => Some(now),
         }
     }
 
-    /// Begins the next hold, under the next token, for another waiter of this client. `None` if the lease must be returned to
-    /// the store: its turn is over, less than half of its time is left, or it is lost.
+    /// Begins the next hold, under the next token, for another waiter of this client. `None` if the lease must be
+    /// returned to the store: its turn is over, less than half of its time is left, or it is lost.
     pub(super) fn pass_on(self: &Arc<Self>, now: Instant) -> Option<Hold> {
         let mut state = self.state.lock();
         let Phase::Held(held) = &mut state.phase else { return None };
-        let passes = held.token.get() - held.granted.get();
-        let may_continue = may_pass_on(self.request.tokens, passes, held.granted_at, now)
-            && !held.deadline.has_passed(now)
-            && held.deadline.uncapped(now) >= self.terms.ttl / 2;
-        if !may_continue {
+        let deadline = &held.kept.deadline;
+        let may_continue = may_pass_on(self.request.tokens, held.passes(), held.granted_at, now)
+            && !deadline.has_passed(now)
+            && deadline.uncapped(now) >= self.terms.ttl / 2;
+        may_continue.then(|| Hold { lease: Arc::clone(self), token: held.pass_on(now) })
+    }
+
+    /// Ends the lease as released. If `keep_renewed`, it is still renewed, until [`stop_renewing`](Self::stop_renewing)
+    /// is called, but for as long as releases are repeated at most: the caller may not be polled. Returns what its
+    /// release has to cover. `None` if it has ended before.
+    pub(super) fn end(&self, keep_renewed: bool, now: Instant) -> Option<Known> {
+        let mut state = self.state.lock();
+        if !matches!(state.phase, Phase::Held(_)) {
             return None;
         }
-        held.token = FencingToken::new(held.token.get() + 1);
-        (held.handed, held.taken, held.guards, held.permits) = (true, false, 1, 1);
-        held.deadline.start_hold(now);
-        Some(Hold { lease: Arc::clone(self), token: held.token })
+        let held = std::mem::replace(&mut state.phase, Phase::Released(Released::Over));
+        if let Phase::Held(Held { mut kept, .. }) = held
+            && keep_renewed
+        {
+            kept.deadline.cap(now + self.terms.ttl.max(GIVE_UP_AFTER));
+            state.phase = Phase::Released(Released::Renewed(kept));
+        }
+        Some(state.take_known())
     }
 
-    /// Ends the lease as released. If `keep_renewed`, it is still renewed, until [`stop_renewing`](Self::stop_renewing) is called, but
-    /// for as long as releases are repeated at most: the caller may not be polled. `false` if it has ended before.
-    pub(super) fn end(&self, keep_renewed: bool, now: Instant) -> bool {
-        let mut state = self.state.lock();
-        let Phase::Held(held) = &mut state.phase else { return false };
-        if !keep_renewed {
-            state.phase = Phase::Released(None);
-            return true;
-        }
-        held.deadline.cap(now + self.terms.ttl.max(GIVE_UP_AFTER));
-        if let Phase::Held(held) = std::mem::replace(&mut state.phase, Phase::Released(None)) {
-            state.phase = Phase::Released(Some(held));
-        }
-        true
-    }
-
-    /// A released lease is renewed no longer. If it was renewed until now, returns when it ends, and whether a renewal found it gone
-    /// before that.
+    /// A released lease is renewed no longer. If it was renewed until now, returns when it ends, and whether a renewal
+    /// found it gone before that.
     pub(super) fn stop_renewing(&self) -> Option<(Instant, bool)> {
-        match &mut self.state.lock().phase {
-            Phase::Released(renewed) => renewed.take().map(|held| (held.deadline.ends(), held.is_gone)),
-            _ => None,
+        let mut state = self.state.lock();
+        let Phase::Released(released) = &mut state.phase else { return None };
+        match std::mem::replace(released, Released::Over) {
+            Released::Renewed(kept) => Some((kept.deadline.ends(), false)),
+            Released::Gone(ends) => Some((ends, true)),
+            Released::Over => None,
         }
     }
 
-    /// Removes a guard and its permits. Returns how many permits the other guards keep: 0 if it was the last one, so that the caller
-    /// ends the lease or passes it on, or `None` if they keep all of a lock.
+    /// Removes a guard and its permits. Returns how many permits the other guards keep: 0 if it was the last one, so
+    /// that the caller ends the lease or passes it on, or `None` if they keep all of a lock.
     pub(super) fn leave(
         &self,
         token: FencingToken,
@@ -660,57 +505,49 @@ impl Lease {
             return Err(reason);
         }
         let Phase::Held(held) = &mut state.phase else { return Err(LossReason::Expired) };
-        held.guards -= 1;
-        if held.guards > 0 && !self.resource().kind.is_semaphore() {
-            return Ok(None);
+        if self.resource().kind.is_semaphore() {
+            return Ok(Some(held.leave(permits)));
         }
-        held.permits -= permits;
-        Ok(Some(held.permits))
+        Ok(Some(held.leave(0)).filter(|permits| *permits == 0))
     }
 
     /// Adds a guard of an owner that re-enters, if the lease is still held.
     pub(super) fn enter(self: &Arc<Self>, now: Instant) -> Option<Hold> {
         let mut state = self.state.lock();
         let Phase::Held(held) = &mut state.phase else { return None };
-        if !held.taken || held.guards == 0 || held.deadline.has_passed(now) {
-            return None;
-        }
-        held.guards += 1;
-        Some(Hold { lease: Arc::clone(self), token: held.token })
+        let may_enter = !held.kept.deadline.has_passed(now) && held.enter();
+        may_enter.then(|| Hold { lease: Arc::clone(self), token: held.kept.token })
     }
 
     /// Marks the lease as lost because its release has found that it had ended before.
     pub(super) fn found_lost(&self, token: FencingToken, reason: LossReason) {
-        let mut state = self.state.lock();
-        state.phase = Phase::Lost { token, reason, detail: None, release_at: None, release_claimed: true };
-        drop(state);
+        let lost = Lost { token, reason, renewal: LastRenewal::Confirmed, release: LastRelease::Claimed };
+        self.state.lock().phase = Phase::Lost(lost);
         tracing::warn!(name = %self.name(), token = token.get(), %reason, "lease lost before its release");
         self.tell_lost();
     }
 
-    /// The grant of this token was released by force. `false` if it is not the grant that is held.
-    pub(super) fn revoke(&self, token: FencingToken) -> bool {
+    /// The grant of this token was released by force; if it is 0, any grant. Returns whether something is due for the
+    /// lease now.
+    pub(super) fn revoke(&self, token: FencingToken, now: Instant) -> bool {
         let mut state = self.state.lock();
         match &mut state.phase {
             Phase::Held(held) if held.granted == token || token.get() == 0 => {
-                self.lose_locked(&mut state, LossReason::Revoked, None);
+                self.lose_locked(&mut state, LossReason::Revoked, LastRelease::AtOnce);
                 true
             }
-            Phase::Queued(queued) => {
-                queued.revoked = Some(token);
-                false
-            }
-            _ => false,
+            Phase::Queued(queued) => queued.revoke(token, now),
+            Phase::Held(_) | Phase::Released(_) | Phase::Lost(_) => false,
         }
     }
 
     /// Ends the lease as lost, if it is held.
     pub(super) fn lose(&self, reason: LossReason) {
-        self.lose_locked(&mut self.state.lock(), reason, None);
+        self.lose_locked(&mut self.state.lock(), reason, LastRelease::AtOnce);
     }
 
-    /// Why the hold of this token is lost, if it is. A passed deadline is noticed here: by the keeper, by a poll of `lost`, or by
-    /// any other question to the guard, whichever comes first.
+    /// Why the hold of this token is lost, if it is. A passed deadline is noticed here: by the keeper, by a poll of
+    /// `lost`, or by any other question to the guard, whichever comes first.
     fn loss(&self, token: FencingToken, now: Instant) -> Option<LossReason> {
         self.loss_locked(&mut self.state.lock(), token, now)
     }
@@ -719,10 +556,10 @@ impl Lease {
     /// holders are always notified before others are let in.
     fn loss_locked(&self, state: &mut State, token: FencingToken, now: Instant) -> Option<LossReason> {
         match &state.phase {
-            Phase::Lost { token: lost, reason, .. } if *lost == token => Some(*reason),
-            Phase::Held(held) if held.token == token && held.deadline.has_passed(now) => {
-                let reason = held.passed();
-                self.lose_locked(state, reason, Some(now + margin(self.terms.ttl)));
+            Phase::Lost(lost) if lost.token == token => Some(lost.reason),
+            Phase::Held(Held { kept, .. }) if kept.token == token && kept.deadline.has_passed(now) => {
+                let reason = kept.passed();
+                self.lose_locked(state, reason, LastRelease::At(now + margin(self.terms.ttl)));
                 Some(reason)
             }
             _ => None,
@@ -730,15 +567,13 @@ impl Lease {
     }
 
     /// Ends the lease as lost and notifies everything in this client that waits for that. The keeper releases it at the
-    /// store, at once or at `release_at`.
-    fn lose_locked(&self, state: &mut State, reason: LossReason, release_at: Option<Instant>) {
-        let Phase::Held(held) = &state.phase else { return };
-        let token = held.token;
-        let is_of_store = matches!(reason, LossReason::StoreRefused | LossReason::StoreUnreachable);
-        let error = held.unanswered.as_ref().filter(|_| is_of_store);
-        let detail = error.map(|unanswered| unanswered.1.to_string());
-        tracing::warn!(name = %self.name(), token = token.get(), %reason, detail, "lease lost");
-        state.phase = Phase::Lost { token, reason, detail, release_at, release_claimed: false };
+    /// store when that is due.
+    fn lose_locked(&self, state: &mut State, reason: LossReason, release: LastRelease) {
+        let Phase::Held(Held { kept, .. }) = &mut state.phase else { return };
+        let (token, renewal) = (kept.token, std::mem::take(&mut kept.renewal));
+        let lost = Lost { token, reason, renewal, release };
+        tracing::warn!(name = %self.name(), token = token.get(), %reason, detail = lost.detail(), "lease lost");
+        state.phase = Phase::Lost(lost);
         self.tell_lost();
     }
 
@@ -751,77 +586,49 @@ impl Lease {
 
 impl Phase {
     /// What is renewed, if anything is.
-    const fn renewed(&self) -> Option<&Held> {
+    const fn kept(&self) -> Option<&Kept> {
         match self {
-            Self::Held(held) => Some(held),
-            Self::Released(Some(held)) if !held.is_gone => Some(held),
+            Self::Held(Held { kept, .. }) | Self::Released(Released::Renewed(kept)) => Some(kept),
             _ => None,
         }
     }
 }
 
-impl Held {
-    /// The reason for the loss once the deadline has passed.
-    fn passed(&self) -> LossReason {
-        if self.deadline.ends_by_cap() {
-            LossReason::HeldTooLong
-        } else if self.unanswered.as_ref().is_some_and(|unanswered| unanswered.1.is_refusal()) {
-            LossReason::StoreRefused
-        } else if self.renewing || self.unanswered.is_some() {
-            LossReason::StoreUnreachable
-        } else {
-            LossReason::Expired
+impl State {
+    /// The lease, if the hold of this token is held.
+    fn held(&mut self, token: FencingToken) -> Option<&mut Held> {
+        match &mut self.phase {
+            Phase::Held(held) if held.kept.token == token => Some(held),
+            _ => None,
         }
     }
 
-    fn extend(&mut self, measured_from: Instant, now: Instant) {
-        // Too late if the deadline has passed, even if this has not been noticed yet.
-        if !self.deadline.has_passed(now) {
-            self.deadline.extend(measured_from);
+    fn record(&mut self, known: Known) {
+        self.known = self.known.max(known);
+    }
+
+    fn take_known(&mut self) -> Known {
+        match self.phase {
+            Phase::Queued(_) | Phase::Held(_) => self.known,
+            Phase::Released(_) | Phase::Lost(_) => std::mem::take(&mut self.known),
         }
-        self.unanswered = None;
-    }
-
-    /// When something is due next: a renewal, or the end. It counts as scheduled for that.
-    fn schedule(&mut self) -> Instant {
-        let renewal = self.next_renewal();
-        self.filed_to_renew = renewal.is_some();
-        renewal.unwrap_or_else(|| self.deadline.ends())
-    }
-
-    /// When the next renewal is due, if there is one and none is in flight.
-    fn next_renewal(&self) -> Option<Instant> {
-        if self.renewing || !self.taken {
-            return None;
-        }
-        let due = self.deadline.renew_at()?;
-        Some(self.unanswered.as_ref().map_or(due, |unanswered| due.max(unanswered.0)))
-    }
-
-    fn may_renew(&self, now: Instant) -> bool {
-        self.next_renewal().is_some_and(|at| at <= now + self.deadline.leeway())
     }
 }
 
 // In the keeper's schedule
 
 impl Lease {
-    /// Files the lease under the instant at which something is due for it next, if anything is. Returns where it was filed before
-    /// and where it is now. Only the schedule calls this.
+    /// Files the lease under the instant at which something is due for it next, if anything is. Returns where it was
+    /// filed before and where it is now. Only the schedule calls this.
     pub(super) fn file(&self) -> (Option<Entry>, Option<Entry>) {
         let mut state = self.state.lock();
         let now_at = match &mut state.phase {
-            Phase::Queued(queued) if queued.asking => None,
-            Phase::Queued(queued) => {
-                queued.repeated_by_keeper = true;
-                Some((List::Waiting, queued.ask_at))
-            }
-            Phase::Released(Some(held)) if held.is_gone => None,
-            Phase::Held(held) | Phase::Released(Some(held)) => Some((List::Held, held.schedule())),
-            Phase::Lost { release_claimed: false, release_at, .. } => {
-                Some((List::Held, release_at.unwrap_or_else(Instant::now)))
-            }
-            Phase::Released(None) | Phase::Lost { .. } => None,
+            Phase::Queued(queued) => queued.flight.watch().map(|at| (List::Waiting, at)),
+            Phase::Held(held) => Some((List::Held, held.schedule())),
+            Phase::Released(Released::Renewed(kept)) => Some((List::Held, kept.due())),
+            Phase::Lost(Lost { release: LastRelease::AtOnce, .. }) => Some((List::Held, Instant::now())),
+            Phase::Lost(Lost { release: LastRelease::At(at), .. }) => Some((List::Held, *at)),
+            Phase::Released(_) | Phase::Lost(_) => None,
         };
         (std::mem::replace(&mut state.filed, now_at), now_at)
     }
@@ -833,8 +640,10 @@ impl Lease {
 
     /// Whether the keeper has something left to do for it: it is held, or its end has not been noticed yet.
     pub(super) fn needs_keeper(&self) -> bool {
-        let phase = &self.state.lock().phase;
-        phase.renewed().is_some() || matches!(phase, Phase::Lost { release_claimed: false, .. })
+        match &self.state.lock().phase {
+            Phase::Lost(lost) => !matches!(lost.release, LastRelease::Claimed),
+            phase => phase.kept().is_some(),
+        }
     }
 
     pub(super) fn is_filed(&self) -> bool {
@@ -843,108 +652,111 @@ impl Lease {
 
     /// Whether the lease may be renewed at `now`, a little early, so that it can be sent with others.
     pub(super) fn may_renew(&self, now: Instant) -> bool {
-        self.state.lock().phase.renewed().is_some_and(|held| held.may_renew(now))
+        match &self.state.lock().phase {
+            Phase::Held(held) if !held.is_renewed() => false,
+            phase => phase.kept().is_some_and(|kept| kept.may_renew(now)),
+        }
     }
 
-    /// What the keeper has to do at `now` for a lease that was filed in `list`. A request, a renewal or a release is returned once and
-    /// counts as begun from then on.
+    /// What the keeper has to do at `now` for a lease that was filed in `list`. A request, a renewal or a release is
+    /// returned once and counts as begun from then on.
     pub(super) fn step(&self, list: List, now: Instant) -> Step {
         let mut state = self.state.lock();
         if let Phase::Held(held) = &state.phase {
-            let token = held.token;
+            let token = held.kept.token;
             self.loss_locked(&mut state, token, now);
         }
         match &mut state.phase {
-            Phase::Queued(queued) if queued.asking => Step::Forget,
-            Phase::Queued(queued) if queued.ask_at <= now => {
-                queued.start_asking();
-                Step::Send
+            Phase::Queued(queued) => match queued.flight.at() {
+                None => Step::Forget,
+                Some(at) if at > now => Step::Wait,
+                Some(_) => {
+                    queued.flight = Flight::Sent;
+                    Step::Send
+                }
+            },
+            Phase::Held(held) if !held.is_renewed() => Step::Wait,
+            Phase::Released(Released::Renewed(kept)) if kept.deadline.has_passed(now) => Step::Forget,
+            Phase::Held(Held { kept, .. }) | Phase::Released(Released::Renewed(kept)) => {
+                if list == List::Held && kept.start_renewal(now) { Step::Send } else { Step::Wait }
             }
-            Phase::Released(Some(held)) if held.is_gone || held.deadline.has_passed(now) => Step::Forget,
-            Phase::Held(held) | Phase::Released(Some(held)) if list == List::Held && held.may_renew(now) => {
-                held.renewing = true;
-                Step::Send
-            }
-            Phase::Queued(_) | Phase::Held(_) | Phase::Released(Some(_)) => Step::Wait,
-            Phase::Lost { release_claimed: false, release_at: Some(at), .. } if now < *at => Step::Wait,
-            Phase::Lost { release_claimed: release_claimed @ false, .. } => {
-                *release_claimed = true;
+            Phase::Released(_) => Step::Forget,
+            Phase::Lost(Lost { release: LastRelease::At(at), .. }) if now < *at => Step::Wait,
+            Phase::Lost(Lost { release: LastRelease::Claimed, .. }) => Step::Forget,
+            Phase::Lost(lost) => {
+                lost.release = LastRelease::Claimed;
                 Step::Release
             }
-            Phase::Released(_) | Phase::Lost { .. } => Step::Forget,
         }
     }
 
     /// Claims the release of a lost lease, whether or not it is due. `false` if it has already been claimed.
     pub(super) fn claim_release(&self) -> bool {
         match &mut self.state.lock().phase {
-            Phase::Lost { release_claimed, .. } => !std::mem::replace(release_claimed, true),
-            _ => false,
+            Phase::Lost(lost) => lost.claim_release(),
+            Phase::Queued(_) | Phase::Held(_) | Phase::Released(_) => false,
         }
     }
 
     /// The renewal request. `None` if the lease has ended.
     pub(super) fn renewal(&self) -> Option<Renew> {
-        let is_renewed = self.state.lock().phase.renewed().is_some();
+        let is_renewed = self.state.lock().phase.kept().is_some();
         is_renewed.then(|| Renew::new(self.request.lease.clone(), self.terms.ttl))
     }
 
     /// Handles the answer to a renewal that was sent at `sent`. An error neither extends nor ends the lease.
     pub(super) fn renewed(&self, answer: Result<Renewal, BackendError>, sent: Instant, now: Instant) {
         let mut state = self.state.lock();
-        let is_held = matches!(state.phase, Phase::Held(_));
-        let (Phase::Held(held) | Phase::Released(Some(held))) = &mut state.phase else { return };
-        held.renewing = false;
+        let (Phase::Held(Held { kept, .. }) | Phase::Released(Released::Renewed(kept))) = &mut state.phase
+        else {
+            return;
+        };
+        let token = kept.token.get();
         match answer {
             Ok(Renewal::Renewed) => {
-                held.extend(sent, now);
-                tracing::debug!(name = %self.name(), token = held.token.get(), "lease renewed");
+                kept.renewed(sent, now);
+                tracing::debug!(name = %self.name(), token, "lease renewed");
             }
-            // The release has been executed, or will find out what has become of the lease.
-            Ok(Renewal::Lost(_)) if !is_held => held.is_gone = !held.deadline.has_passed(now),
-            Ok(Renewal::Lost(LossReason::Expired)) if !held.deadline.has_passed(now) => {
-                self.lose_locked(&mut state, LossReason::Missing, None);
+            Ok(Renewal::Lost(reason)) => {
+                kept.end_renewal();
+                self.found_gone(&mut state, reason, now);
             }
-            Ok(Renewal::Lost(reason)) => self.lose_locked(&mut state, reason, None),
             Err(error) => {
-                tracing::debug!(name = %self.name(), token = held.token.get(), %error, "renewal not answered");
-                // A renewal that is given up when the lease ends explains less than the one before it.
-                if held.unanswered.is_none() || !held.deadline.has_passed(now) {
-                    held.unanswered = Some(Box::new((held.deadline.retry_at(now), error)));
-                }
+                tracing::debug!(name = %self.name(), token, %error, "renewal not answered");
+                kept.failed(error, now);
             }
+        }
+    }
+
+    /// A renewal has found that the store does not keep the lease any more.
+    fn found_gone(&self, state: &mut State, reason: LossReason, now: Instant) {
+        match &state.phase {
+            // Its release has been executed, or will find out what has become of it.
+            Phase::Released(Released::Renewed(kept)) if !kept.deadline.has_passed(now) => {
+                state.phase = Phase::Released(Released::Gone(kept.deadline.ends()));
+            }
+            Phase::Held(held) => {
+                let in_time = reason == LossReason::Expired && !held.kept.deadline.has_passed(now);
+                let reason = if in_time { LossReason::Missing } else { reason };
+                self.lose_locked(state, reason, LastRelease::AtOnce);
+            }
+            Phase::Queued(_) | Phase::Released(_) | Phase::Lost(_) => {}
         }
     }
 
     /// The end of the lease, if it is renewed.
     pub(super) fn ends(&self) -> Option<Instant> {
-        self.state.lock().phase.renewed().map(|held| held.deadline.ends())
+        self.state.lock().phase.kept().map(|kept| kept.deadline.ends())
     }
 
-    /// Records that the store may have granted the lease after its end.
-    pub(super) fn record_late_grant(&self) {
-        let mut state = self.state.lock();
-        state.late_grant |= matches!(state.phase, Phase::Released(_) | Phase::Lost { .. });
-    }
-
-    /// Whether the store may have granted the lease after its end. Resets that.
-    pub(super) fn take_late_grant(&self) -> bool {
-        std::mem::take(&mut self.state.lock().late_grant)
-    }
-
-    /// Records that a request was dropped before it was answered: the store may execute it at any time.
+    /// A request was dropped before it was answered: the store may execute it at any time.
     pub(super) fn request_dropped(&self) {
-        self.state.lock().request_dropped = true;
+        self.state.lock().record(Known::Unsettled);
     }
 
-    pub(super) fn was_request_dropped(&self) -> bool {
-        self.state.lock().request_dropped
-    }
-
-    /// What the store may know of this lease, which has ended.
-    pub(super) fn trace(&self) -> Trace {
-        let state = self.state.lock();
-        if state.request_dropped { Trace::Possible } else { state.trace }
+    /// What a release that is queued now has to cover. If the lease has ended, that is covered from then on.
+    pub(super) fn take_known(&self) -> Known {
+        self.state.lock().take_known()
     }
 }
 
@@ -963,7 +775,7 @@ impl Hold {
     /// The loss as an error.
     pub(crate) fn loss_error(&self, reason: LossReason) -> Error {
         let detail = match &self.lease.state.lock().phase {
-            Phase::Lost { token, detail, .. } if *token == self.token => detail.clone(),
+            Phase::Lost(lost) if lost.token == self.token => lost.detail(),
             _ => None,
         };
         Error::Lost { name: self.name().to_owned(), token: self.token, reason, detail }
@@ -971,10 +783,7 @@ impl Hold {
 
     /// When it ends unless it is renewed. `None` if it has ended.
     pub(crate) fn ends(&self) -> Option<Instant> {
-        match &self.lease.state.lock().phase {
-            Phase::Held(held) if held.token == self.token => Some(held.deadline.ends()),
-            _ => None,
-        }
+        self.lease.state.lock().held(self.token).map(|held| held.kept.deadline.ends())
     }
 
     /// For how long it may still be trusted; zero if it has ended.
@@ -1015,10 +824,8 @@ impl Hold {
 
     /// Adds a guard, which shares the permits of an existing one.
     pub(crate) fn split(&self) {
-        if let Phase::Held(held) = &mut self.lease.state.lock().phase
-            && held.token == self.token
-        {
-            held.guards += 1;
+        if let Some(held) = self.lease.state.lock().held(self.token) {
+            held.enter();
         }
     }
 
@@ -1086,7 +893,8 @@ mod tests {
             let lease = lease();
             lease.answered(Ok(Answer::Granted(grant(42))), start, start);
             lease.hand().unwrap().begin(start);
-            assert!(lease.end(keep_renewed, start) && !lease.end(keep_renewed, start), "ended once");
+            assert!(lease.end(keep_renewed, start).is_some(), "it was held");
+            assert!(lease.end(keep_renewed, start).is_none(), "ended once");
             let due = start + TTL / 2;
             assert_eq!(lease.step(List::Held, due), steps[0]);
             lease.renewed(Ok(Renewal::Renewed), due, due);
@@ -1105,7 +913,7 @@ mod tests {
         let (lease, start) = (lease(), Instant::now());
         lease.answered(Ok(Answer::Granted(grant(42))), start, start);
         lease.hand().unwrap().begin(start);
-        assert!(lease.end(true, start));
+        assert!(lease.end(true, start).is_some());
         assert_eq!(lease.step(List::Held, start + TTL / 2), Step::Send);
         lease.renewed(Ok(Renewal::Lost(LossReason::Missing)), start + TTL / 2, start + TTL / 2);
         assert!(lease.is_released(), "its release says what has become of it");
@@ -1163,13 +971,13 @@ mod tests {
             let lease = lease();
             lease.answered(Ok(Answer::Granted(grant(42))), now, now);
             lease.hand().unwrap().begin(now);
-            lease.revoke(FencingToken::new(revoked));
+            lease.revoke(FencingToken::new(revoked), now);
             assert_eq!(lease.step(List::Held, now) == Step::Release, lost, "{revoked}");
         }
         // The revocation arrives before the answer that grants.
         for (revoked, lost) in [(42, true), (41, false), (0, true)] {
             let lease = lease();
-            lease.revoke(FencingToken::new(revoked));
+            lease.revoke(FencingToken::new(revoked), now);
             lease.answered(Ok(Answer::Granted(grant(42))), now, now);
             assert_eq!(lease.step(List::Held, now) == Step::Release, lost, "{revoked}");
         }
@@ -1284,11 +1092,118 @@ mod tests {
         for ended in [false, true] {
             let lease = lease();
             lease.answered(queued(7), now, now);
-            assert!(!lease.was_request_dropped());
             assert!(!ended || lease.give_up());
+            assert_eq!(lease.take_known(), Known::Possible);
             lease.answered(Err(BackendError::Unanswered { source: "silence".into() }), now, now);
-            assert!(lease.was_request_dropped());
+            assert_eq!(lease.take_known(), Known::Unsettled);
         }
+    }
+
+    #[test]
+    fn a_release_covers_what_the_store_may_know_by_then_and_another_one_what_comes_to_light_later() {
+        let (lease, now) = (lease(), Instant::now());
+        lease.answered(Ok(Answer::Granted(grant(42))), now, now);
+        lease.hand().unwrap().begin(now);
+        assert_eq!([lease.take_known(), lease.take_known()], [Known::Possible; 2], "it is still held");
+        assert_eq!(lease.end(false, now), Some(Known::Possible));
+        assert_eq!(lease.take_known(), Known::Nothing);
+        lease.request_dropped();
+        assert_eq!([lease.take_known(), lease.take_known()], [Known::Unsettled, Known::Nothing]);
+        assert_eq!(pushed(&lease, 7, 43, now), PushOutcome::Known);
+        assert_eq!([lease.take_known(), lease.take_known()], [Known::Possible, Known::Nothing]);
+    }
+
+    #[test]
+    fn a_request_that_was_declined_or_never_sent_leaves_nothing_at_the_store() {
+        let answers = [
+            (Err(BackendError::NotSent { source: "no connection".into() }), Known::Nothing),
+            (Err(BackendError::FailedFast { source: "no connection".into() }), Known::Nothing),
+            (Err(BackendError::Refused { source: "another type".into() }), Known::Declined),
+            (Err(BackendError::RefusedForNow { source: "no memory".into() }), Known::Declined),
+            (Err(BackendError::Unanswered { source: "silence".into() }), Known::Unsettled),
+            (queued(7), Known::Possible),
+        ];
+        for (answer, known) in answers {
+            let (lease, now) = (lease(), Instant::now());
+            lease.answered(answer, now, now);
+            // What it may know never becomes less.
+            lease.answered(Err(BackendError::NotSent { source: "no connection".into() }), now, now);
+            assert_eq!(lease.take_known(), known);
+        }
+    }
+
+    #[test]
+    fn a_lease_that_is_given_up_while_its_request_is_in_flight_may_be_known() {
+        let (lease, now) = (lease(), Instant::now());
+        assert!(lease.give_up() && lease.take_known() == Known::Possible);
+        let lease = self::lease();
+        lease.answered(Err(BackendError::NotSent { source: "no connection".into() }), now, now);
+        assert!(lease.give_up() && lease.take_known() == Known::Nothing, "none is in flight");
+    }
+
+    /// Which of the two came first at the store is not known.
+    #[test]
+    fn a_grant_that_is_pushed_beside_a_revocation_is_not_accepted_before_the_store_is_asked() {
+        for revoked_first in [true, false] {
+            let (lease, now) = (lease(), Instant::now());
+            if revoked_first {
+                assert!(!lease.revoke(FencingToken::new(41), now));
+                assert_eq!(pushed(&lease, 7, 42, now), PushOutcome::Doubtful);
+            } else {
+                assert_eq!(pushed(&lease, 7, 42, now), PushOutcome::Known);
+                assert!(lease.revoke(FencingToken::new(41), now));
+            }
+            assert_eq!(due(&lease), now);
+            assert!(matches!(lease.answered(queued(7), now, now), Outcome::Queued));
+            assert_eq!((due(&lease), lease.step(List::Waiting, now)), (now, Step::Send));
+            assert!(matches!(lease.answered(Ok(Answer::Granted(grant(42))), now, now), Outcome::Granted));
+            assert!(ends(&lease).is_some(), "another one was revoked");
+        }
+    }
+
+    #[test]
+    fn a_lease_that_is_passed_on_is_scheduled_once_unless_it_was_filed_only_for_its_end() {
+        let now = Instant::now();
+        for filed_meanwhile in [false, true] {
+            let lease = lease();
+            let many = Request { tokens: 16, ..lease.request.clone() };
+            let lease = Lease::new(many, Arc::clone(lease.terms()), None);
+            lease.answered(Ok(Answer::Granted(grant(42))), now, now);
+            assert!(lease.hand().unwrap().begin(now).is_some());
+            let next = lease.pass_on(now).unwrap();
+            if filed_meanwhile {
+                assert!(due(&lease) > now + TTL * 9 / 10, "nobody has taken it up");
+            }
+            assert_eq!(next.begin(now).is_some(), filed_meanwhile);
+            assert!(due(&lease) < now + TTL / 2);
+        }
+    }
+
+    #[test]
+    fn an_owner_does_not_reenter_once_the_last_guard_is_gone() {
+        let (lease, now) = (lease(), Instant::now());
+        lease.answered(Ok(Answer::Granted(grant(42))), now, now);
+        let hold = lease.hand().unwrap();
+        assert!(lease.enter(now).is_none(), "not taken up");
+        hold.begin(now);
+        assert!(lease.enter(now).is_some());
+        assert_eq!(lease.leave(hold.token, 1, now), Ok(None));
+        assert_eq!(lease.leave(hold.token, 1, now), Ok(Some(0)));
+        assert!(lease.enter(now).is_none());
+    }
+
+    #[test]
+    fn a_renewal_that_is_given_up_at_the_end_hides_no_earlier_refusal() {
+        let (lease, start) = (lease(), Instant::now());
+        lease.answered(Ok(Answer::Granted(grant(42))), start, start);
+        let hold = lease.hand().unwrap();
+        hold.begin(start);
+        let end = hold.ends().unwrap();
+        assert_eq!(lease.step(List::Held, start + TTL / 2), Step::Send);
+        lease.renewed(Err(BackendError::Refused { source: "read only".into() }), start, start + TTL / 2);
+        assert_eq!(lease.step(List::Held, end - TTL / 10), Step::Send);
+        assert_eq!(hold.loss(end), Some(LossReason::StoreRefused), "while the next one is in flight");
+        assert!(hold.loss_error(LossReason::StoreRefused).to_string().contains("read only"));
     }
 
     #[test]

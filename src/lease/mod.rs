@@ -11,7 +11,8 @@
 //!
 //! 1. From before it is requested until its release is confirmed, a lease belongs to the client, never to a user's
 //!    future: it is in the keeper's table. Whichever code ends it also queues or sends its release, so nothing is left
-//!    behind (`keeper`, `release`, `release_queue`).
+//!    behind (`keeper`, `release`, `release_queue`). What the store may know of it besides is collected until then
+//!    (`known`).
 //! 2. A user's future sends at most the first request itself (one that does not wait repeats it if the answer is lost),
 //!    and then waits for a message. Dropping it removes it from the client's queue and returns a hold that it had just
 //!    been handed (`acquire`).
@@ -20,8 +21,8 @@
 //! 4. A lease ends once. The code that notices the end first sets the reason and notifies all that wait for it; the
 //!    keeper releases it. A renewal that is confirmed later does not bring it back (`lease`).
 //! 5. A pushed grant is accepted only if it names the ticket of the last answer from the store, and is measured from the
-//!    request that was answered. After any other pushed grant, the client repeats its request (`lease`).
-//! 6. A grant that no waiter has taken up is not renewed (`lease`).
+//!    request that was answered. After any other pushed grant, the client repeats its request (`lease`, `queued`).
+//! 6. A grant that no waiter has taken up is not renewed (`held`).
 //! 7. Several guards may share one hold: guards of an owner that re-entered, and guards that were split off. It ends with the
 //!    last of them (`lease`, `reentry`). One lease may have several holds, one after another, when it is passed on within the
 //!    client (`keeper`, and [`handover`](crate::handover)).
@@ -33,10 +34,14 @@
 
 mod acquire;
 mod deadline;
+mod ended;
 mod engine;
+mod held;
 mod keeper;
+mod known;
 #[expect(clippy::module_inception, reason = "it is about one of them")]
 mod lease;
+mod queued;
 mod reentry;
 mod release;
 mod release_queue;

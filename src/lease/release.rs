@@ -23,8 +23,10 @@ use tokio::time::{Instant, sleep, timeout};
 use tokio_util::task::AbortOnDropHandle;
 
 use super::acquire::PERSIST;
+use super::deadline::GIVE_UP_AFTER;
 use super::keeper::Keeper;
-use super::lease::{Hold, Lease, Trace};
+use super::known::Known;
+use super::lease::{Hold, Lease};
 use super::release_queue::{LAST_RELEASES, MAX_RELEASES, Patience, PendingRelease};
 use crate::backend::{BackendError, LeaseRef, Released, Renew, Renewal};
 use crate::background;
@@ -38,9 +40,6 @@ const RETRY: Duration = Duration::from_millis(50);
 const ATTEMPT: Duration = Duration::from_secs(5);
 /// A lease that ends sooner than that is renewed while a caller waits for its release: longer than threads are blocked.
 const ENDS_SOON: Duration = Duration::from_secs(5);
-/// How long an unanswered release is repeated, or for its TTL if that is longer. No request stays in flight that long: by
-/// then the store has either executed it or lost the connection on which it was sent.
-pub(super) const GIVE_UP_AFTER: Duration = Duration::from_secs(60);
 /// How long a request may be on its way after its connection has ended with its runtime.
 const ON_ITS_WAY: Duration = Duration::from_secs(2);
 /// It is not worth while to keep the application waiting for less.
@@ -65,12 +64,9 @@ impl Keeper {
 
     /// A lease that is not wanted any more: its release is queued, unless no request for it has reached the store.
     pub(super) fn release_if_known(&self, lease: &Arc<Lease>) {
-        match lease.trace() {
-            Trace::None => drop(self.forget(lease.id())),
-            Trace::Declined => {
-                self.queue_release(PendingRelease { declined: true, ..PendingRelease::of(lease) })
-            }
-            Trace::Possible => self.queue_release(PendingRelease::of(lease)),
+        match lease.take_known() {
+            Known::Nothing => drop(self.forget(lease.id())),
+            known => self.queue_release(PendingRelease::of(lease, known)),
         }
     }
 
@@ -165,7 +161,9 @@ impl Keeper {
             // Other guards keep all of a lock.
             None => Ok(None),
             Some(0) => self.pass_on(hold, now, keep_renewed),
-            Some(keep) => Ok(Some(PendingRelease { keep, ..PendingRelease::of(&hold.lease) })),
+            Some(keep) => {
+                Ok(Some(PendingRelease { keep, ..PendingRelease::of(&hold.lease, hold.lease.take_known()) }))
+            }
         }
     }
 
@@ -211,7 +209,7 @@ impl Keeper {
         if pending.keep > 0 {
             return;
         }
-        if self.forget(pending.lease.id).is_some_and(|lease| lease.take_late_grant()) {
+        if self.forget(pending.lease.id).is_some_and(|lease| lease.take_known().is_possible()) {
             // Its request may have been executed after its release. If it was not, this release finds nothing.
             self.queue_release(PendingRelease::orphan(pending.lease.clone()));
         }
@@ -280,11 +278,6 @@ impl Keeper {
         }
     }
 
-    /// Whether a request for this lease may still be on its way.
-    fn may_be_granted(&self, lease: &LeaseRef) -> bool {
-        self.lease(lease.id).is_some_and(|lease| lease.was_request_dropped())
-    }
-
     /// A release is no longer pending.
     fn finish(&self, pending: ScopeGuard<PendingRelease, impl FnOnce(PendingRelease)>) {
         self.released(&pending);
@@ -320,7 +313,7 @@ impl Keeper {
             }
             match answer {
                 // A request may still be on its way over a connection of the former home, if the store could not close that.
-                Ok(_) if self.home.has_just_moved(ON_ITS_WAY) && self.may_be_granted(&pending.lease) => {
+                Ok(_) if pending.known == Known::Unsettled && self.home.has_just_moved(ON_ITS_WAY) => {
                     sleep(pause).await;
                     pause *= 2;
                 }
@@ -330,7 +323,7 @@ impl Keeper {
                 }
                 // Something else is stored under the key, so nothing of this lease is.
                 Err(BackendError::WrongType { .. }) => return Ok(None),
-                Err(error) if pending.declined && error.is_refusal() => return Ok(None),
+                Err(error) if pending.known == Known::Declined && error.is_refusal() => return Ok(None),
                 Err(error) if may_succeed(&error) && Instant::now() < give_up => {
                     tracing::debug!(key = &*key, %error, "release not confirmed, sending it again");
                     if begin.elapsed() >= ATTEMPT && self.releases.is_any_waiting() {
@@ -422,7 +415,7 @@ impl Keeper {
         self.ask_again(mem::take(&mut pending.next));
         pending.repeated = true;
         let released = self.backend.release_from_own_thread(&pending.lease, pending.keep).await;
-        if matches!(released, Ok(Released::Held)) && !self.may_be_granted(&pending.lease) {
+        if matches!(released, Ok(Released::Held)) && pending.known != Known::Unsettled {
             self.finish(pending);
         }
     }

@@ -15,6 +15,7 @@ use smallvec::SmallVec;
 use tokio::sync::{Notify, oneshot};
 use tokio::time::Instant;
 
+use super::known::Known;
 use super::lease::Lease;
 use crate::backend::{BackendError, LeaseRef, Released};
 use crate::hash::HashMap;
@@ -85,8 +86,9 @@ pub(super) struct PendingRelease {
     pub(super) keep: u32,
     /// Whether it may have been sent before, so that the store may have executed it.
     pub(super) repeated: bool,
-    /// Whether the store has declined all requests for the lease. It is not sent again if it is declined as well.
-    pub(super) declined: bool,
+    /// What the store may know of the lease. If it has declined all requests for it, a release that is declined as
+    /// well is not sent again.
+    pub(super) known: Known,
     /// How long the store keeps the lease without a renewal, if that is known.
     pub(super) ttl: Duration,
     /// When it is given up if it is not answered; set when it is first sent from the queue.
@@ -100,8 +102,8 @@ pub(super) struct PendingRelease {
 
 impl PendingRelease {
     /// The release of a whole lease.
-    pub(super) fn of(lease: &Lease) -> Self {
-        Self { ttl: lease.terms().ttl, ..Self::orphan(lease.lease_ref().clone()) }
+    pub(super) fn of(lease: &Lease, known: Known) -> Self {
+        Self { known, ttl: lease.terms().ttl, ..Self::orphan(lease.lease_ref().clone()) }
     }
 
     /// The release of a grant to a lease that has ended: its request may have been executed after its release.
@@ -111,7 +113,7 @@ impl PendingRelease {
             lease,
             keep: 0,
             repeated: false,
-            declined: false,
+            known: Known::Possible,
             ttl: Duration::ZERO,
             give_up: None,
             next: Vec::new(),

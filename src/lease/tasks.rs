@@ -233,12 +233,12 @@ impl Keeper {
                 match known.pushed_grant(ticket, grant, now) {
                     PushOutcome::Granted => self.granted(&known, now),
                     PushOutcome::Doubtful => self.file(&known),
-                    PushOutcome::Known => self.answered_after_release(&known),
+                    PushOutcome::Known => self.release_again(&known),
                 }
             }
             Event::Revoked { lease, token } => {
                 if let Some(known) = self.lease(lease)
-                    && known.revoke(token)
+                    && known.revoke(token, Instant::now())
                 {
                     self.file(&known);
                 }
