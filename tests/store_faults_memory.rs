@@ -3,7 +3,7 @@
 
 mod support;
 
-use std::future::pending;
+use std::future::{pending, ready};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
@@ -323,6 +323,51 @@ async fn what_is_requested_while_a_client_is_shut_down_is_released() {
     within(SECOND, client.shutdown()).await.expect("released");
     let holders = Client::with_backend(Arc::new(store)).mutex(NAME).expect("valid").inspect().await;
     assert_eq!(holders.expect("it answers").holders, []);
+}
+
+/// The first request is still on its way, and not answered. A release is carried out when the test says so.
+#[derive(Debug, Default)]
+struct OnItsWay {
+    request: parking_lot::Mutex<Option<Request>>,
+    release: Notify,
+}
+
+#[derive(Debug)]
+struct Delaying(Arc<OnItsWay>);
+
+impl Intercept for Delaying {
+    fn request<'a>(&'a self, store: &'a MemoryBackend, request: &'a Request) -> Reply<'a, Answer> {
+        let mut first = self.0.request.lock();
+        if first.is_none() {
+            *first = Some(request.clone());
+            return ready(Err(BackendError::Unanswered { source: "as the test wants it".into() })).boxed();
+        }
+        store.request(request)
+    }
+
+    fn release<'a>(&'a self, store: &'a MemoryBackend, lease: &'a LeaseRef) -> Reply<'a, Released> {
+        async {
+            self.0.release.notified().await;
+            store.release(lease).await
+        }
+        .boxed()
+    }
+}
+
+/// It is repeated, and the repetition is told that somebody else holds the lock. Then the first one arrives.
+#[tokio::test(start_paused = true)]
+async fn a_request_that_was_not_answered_and_is_carried_out_after_its_repetition_leaves_nothing() {
+    let (store, on_its_way) = (MemoryBackend::new(), Arc::new(OnItsWay::default()));
+    let client = Client::with_backend(Intercepted::new(&store, Delaying(Arc::clone(&on_its_way))));
+    let other = mutex(&Client::with_backend(Arc::new(store.peer())));
+    let guard = other.lock().await.expect("free");
+    assert!(mutex(&client).try_lock().await.expect("answered").is_none(), "held by the other client");
+    guard.release().await.expect("held");
+    let late = on_its_way.request.lock().clone().expect("it was sent");
+    assert!(matches!(store.request(&late).await, Ok(Answer::Granted(_))));
+    on_its_way.release.notify_one();
+    within(SECOND, client.shutdown()).await.expect("released");
+    assert_eq!(other.inspect().await.expect("it answers").holders, []);
 }
 
 /// Everything is refused.

@@ -293,7 +293,7 @@ impl<'a> Waiter<'a> {
             Outcome::Granted => Ok(Some(self.granted(&lease, now))),
             Outcome::Busy => {
                 self.lease = None;
-                self.keeper.forget(lease.id());
+                self.keeper.release_if_known(&lease);
                 Ok(Some(ControlFlow::Break(None)))
             }
             Outcome::Failed(error) => {
@@ -496,6 +496,8 @@ async fn send(keeper: &Keeper, lease: &Lease, wait: Wait) -> Option<(Result<Answ
             let answer = keeper.home.awaiting(keeper.backend.request(lease.request())).await;
             match &answer {
                 Err(error) if wait == Wait::No && error.is_transient() && Instant::now() < give_up => {
+                    // Whatever follows, the store may execute this one as well.
+                    lease.request_failed(&answer);
                     sleep(RETRY).await;
                     sent = Instant::now();
                 }

@@ -754,6 +754,11 @@ impl Lease {
         self.state.lock().record(Known::Unsettled);
     }
 
+    /// A request has failed, and is repeated by whoever has sent it.
+    pub(super) fn request_failed(&self, answer: &Result<Answer, BackendError>) {
+        self.state.lock().record(Known::by(answer));
+    }
+
     /// What a release that is queued now has to cover. If the lease has ended, that is covered from then on.
     pub(super) fn take_known(&self) -> Known {
         self.state.lock().take_known()
