@@ -79,7 +79,7 @@ constants! {
 
     /// How many tokens a grant reserves, no matter what its request says: one for each hold that its lease may have
     /// within a client. So no request and no record of a waiter has to contain it. A request for more is refused
-    /// (`verbs.rs`).
+    /// (`backend.rs`).
     TOKENS_PER_GRANT: u64 = 16;
     /// A fence is below this: 2^53 less the tokens of two grants, the next one and its predecessor.
     FENCE_LIMIT: u64 = 9007199254740960;
