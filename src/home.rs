@@ -216,3 +216,139 @@ impl fmt::Debug for Home {
         f.debug_struct("Home").field("has_moved", &self.has_moved()).finish_non_exhaustive()
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::future::pending;
+    use std::thread;
+
+    use futures::future::LocalBoxFuture;
+    use futures::{FutureExt, poll};
+    use tokio::runtime::{Builder, Runtime};
+
+    use super::*;
+
+    /// Takes note of what it is told: where it settles, and the end of a runtime.
+    #[derive(Default)]
+    struct Noting(Mutex<Vec<Noted>>);
+
+    #[derive(Debug, PartialEq)]
+    enum Noted {
+        Settled(Id),
+        BeforeEnd,
+        AfterEnd,
+    }
+
+    impl Resident for Noting {
+        fn settle(&self, runtime: &Handle) {
+            self.0.lock().push(Noted::Settled(runtime.id()));
+        }
+
+        fn before_end(&self) {
+            self.0.lock().push(Noted::BeforeEnd);
+        }
+
+        fn after_end(&self) {
+            self.0.lock().push(Noted::AfterEnd);
+        }
+    }
+
+    impl Noting {
+        fn noted(&self) -> Vec<Noted> {
+            std::mem::take(&mut self.0.lock())
+        }
+    }
+
+    fn runtime() -> Runtime {
+        Builder::new_current_thread().enable_all().build().unwrap()
+    }
+
+    fn home() -> (Arc<Home>, Arc<Noting>) {
+        let (home, resident) = (Arc::<Home>::default(), Arc::default());
+        home.take_in(&resident);
+        (home, resident)
+    }
+
+    fn home_that_may_move() -> (Arc<Home>, Arc<Noting>) {
+        let (home, resident) = home();
+        home.may_move(&background::handle().unwrap());
+        (home, resident)
+    }
+
+    #[test]
+    fn a_client_settles_once_and_moves_once() {
+        let (home, resident) = home_that_may_move();
+        home.move_away();
+        assert!(!home.has_moved() && home.runtime().is_none(), "it lives nowhere yet");
+        let (first, second) = (runtime(), runtime());
+        first.block_on(async { home.settle() });
+        second.block_on(async { home.settle() });
+        assert_eq!(resident.noted(), [Noted::Settled(first.handle().id())]);
+        home.runtime_has_ended();
+        let away = background::for_clients().unwrap().id();
+        assert_eq!(resident.noted(), [Noted::BeforeEnd, Noted::Settled(away), Noted::AfterEnd]);
+        // Such as tasks that are dropped later.
+        home.runtime_has_ended();
+        home.move_away();
+        second.block_on(async { home.settle() });
+        assert_eq!(resident.noted(), []);
+        let late = Arc::<Noting>::default();
+        home.take_in(&late);
+        assert_eq!(late.noted(), [Noted::Settled(away)]);
+    }
+
+    #[test]
+    fn a_client_that_must_not_move_settles_on_the_runtime_of_the_next_call() {
+        let (home, resident) = home();
+        let (first, second) = (runtime(), runtime());
+        first.block_on(async { home.settle() });
+        home.runtime_has_ended();
+        assert!(home.runtime().is_none());
+        second.block_on(async { home.settle() });
+        let ids = [&first, &second].map(|runtime| Noted::Settled(runtime.handle().id()));
+        assert_eq!(resident.noted(), ids);
+    }
+
+    #[test]
+    fn a_client_moves_away_from_a_runtime_that_is_not_driven_and_from_no_other() {
+        let (home, resident) = home_that_may_move();
+        let (first, second) = (runtime(), runtime());
+        first.block_on(async { home.settle() });
+        first.block_on(home.move_if_stuck());
+        let (stop, stopped) = tokio::sync::oneshot::channel::<()>();
+        let driving = thread::spawn(move || {
+            let _ = first.block_on(stopped);
+            first
+        });
+        second.block_on(home.move_if_stuck());
+        assert!(!home.has_moved());
+        drop(stop);
+        let first = driving.join().unwrap();
+        second.block_on(home.move_if_stuck());
+        let away = background::for_clients().unwrap().id();
+        assert_eq!(resident.noted(), [Noted::Settled(first.handle().id()), Noted::Settled(away)]);
+    }
+
+    #[test]
+    fn whoever_waits_on_another_runtime_is_noticed_also_afterwards_and_when_it_changes() {
+        let (home, _resident) = home_that_may_move();
+        let (first, second) = (runtime(), runtime());
+        first.block_on(async { home.settle() });
+        let mut waiting = home.awaiting(pending::<()>()).boxed_local();
+        let poll_on = |runtime: &Runtime, waiting: &mut LocalBoxFuture<'_, ()>| {
+            assert!(runtime.block_on(async { poll!(waiting.as_mut()) }).is_pending());
+        };
+        poll_on(&first, &mut waiting);
+        assert!(!home.is_awaited_elsewhere(), "at home");
+        poll_on(&second, &mut waiting);
+        assert!(home.is_awaited_elsewhere() && home.is_awaited_elsewhere());
+        poll_on(&first, &mut waiting);
+        assert!(!home.is_awaited_elsewhere(), "at home again");
+        poll_on(&second, &mut waiting);
+        drop(waiting);
+        assert!(home.is_awaited_elsewhere(), "it gave up before it was noticed");
+        assert!(!home.is_awaited_elsewhere());
+        assert_eq!(second.block_on(home.awaiting(async { 7 })), 7);
+        assert!(!home.is_awaited_elsewhere(), "what is ready at once does not wait");
+    }
+}
