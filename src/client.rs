@@ -165,25 +165,15 @@ use crate::semaphore::CountingSemaphore;
 /// # Ok(()) }
 /// ```
 ///
-/// # Tasks, connections and runtimes
+/// # Runtimes and threads
 ///
-/// Each client has a fixed, small number of background tasks, no matter how many locks and waiters it has. They repeat the
-/// requests of waiters and send releases, on the tokio runtime of the first request. If that runtime ends, a call or a
-/// waiter on another runtime starts them again there. Locking, acquiring and releasing panic outside a tokio runtime, and
-/// in one without timers. Redis and Redlock also need its I/O; without it, a client of an SQLite file polls. Dropping a guard works
-/// anywhere.
-///
-/// A client of a Redis server keeps three connections (in a cluster, one for commands and one for renewals to every primary,
-/// and one for notifications; [`wait_replicas`](crate::backend::RedisBuilder::wait_replicas) adds one to each primary). Those
-/// for commands and for notifications are on the runtime on which it was connected; if that runtime ends, the next call or
-/// waiter reconnects from its own. The connection for renewals is on the crate's own thread, which all clients of the process
-/// share, so leases are renewed even while the threads of the application are blocked. Releases that are pending when the
-/// runtime ends are sent from that thread. The leases of the memory store are renewed by the background tasks.
-///
-/// A runtime that exists but is not being driven (a current-thread runtime outside `block_on`) neither repeats requests
-/// nor sends releases. Calls and waiters on another runtime take over after 1 to 4 s, with the default timeouts; a
-/// call that gives up earlier fails, as do [`ping`](Self::ping), [`check`](Self::check) and `force_release`.
-/// Releases that are pending on the stuck runtime are sent from the crate's own thread instead, after 1 to 3 s (for the memory store, by the next call).
+/// Calls need a tokio runtime with timers (with Redis and Redlock also with I/O), and may come from any number of them;
+/// a guard can be dropped anywhere. The client's tasks, and the connections of a Redis client for commands and
+/// notifications, live on the runtime on which it was connected or first used; if that ends, or makes no progress while
+/// something waits for it, they move to a thread of the crate, once and for good. Leases are renewed from another thread
+/// of the crate, even while the application blocks its threads; only `memory:`, and a custom store that turns
+/// [`own_thread`](crate::backend::Capabilities::own_thread) off, renews them where the client lives, never moves, and is
+/// started again by the next call when its runtime has ended.
 ///
 /// When the last handle (client, primitive or guard) is dropped, pending releases are sent and the connections are
 /// closed. To wait for that, call [`shutdown`](Self::shutdown).
