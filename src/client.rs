@@ -170,10 +170,10 @@ use crate::semaphore::CountingSemaphore;
 /// Calls need a tokio runtime with timers (with Redis and Redlock also with I/O), and may come from any number of them;
 /// a guard can be dropped anywhere. The client's tasks, and the connections of a Redis client for commands and
 /// notifications, live on the runtime on which it was connected or first used; if that ends, or makes no progress while
-/// something waits for it, they move to a thread of the crate, once and for good. Leases are renewed from another thread
-/// of the crate, even while the application blocks its threads; only `memory:`, and a custom store that turns
-/// [`own_thread`](crate::backend::Capabilities::own_thread) off, renews them where the client lives, never moves, and is
-/// started again by the next call when its runtime has ended.
+/// something waits for it, they move to a thread of the crate, once and for good. Leases are renewed from another
+/// thread of the crate, even while the application blocks its threads; only `memory:`, and a custom store that turns
+/// [`own_thread`](crate::backend::Capabilities::own_thread) off, renews them where the client lives, never moves, and
+/// is started again by the next call when its runtime has ended.
 ///
 /// When the last handle (client, primitive or guard) is dropped, pending releases are sent and the connections are
 /// closed. To wait for that, call [`shutdown`](Self::shutdown).
