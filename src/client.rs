@@ -483,7 +483,7 @@ impl Client {
         if self.engine.closing().is_closed() {
             return Err(self.engine.error(BackendError::Closed, "ping", None));
         }
-        let answered = timeout(time_limit, self.engine.home().awaiting(self.engine.backend().ping())).await;
+        let answered = timeout(time_limit, self.engine.backend().ping()).await;
         let late =
             |_| Err(BackendError::Unanswered { source: format!("no answer within {time_limit:?}").into() });
         answered.unwrap_or_else(late).map_err(|error| self.engine.error(error, "ping", None))?;
@@ -523,11 +523,7 @@ impl Client {
         if self.engine.closing().is_closed() {
             return Err(self.engine.error(BackendError::Closed, "check", None));
         }
-        self.engine
-            .home()
-            .awaiting(self.engine.backend().check())
-            .await
-            .map_err(|error| self.engine.error(error, "check", None))
+        self.engine.backend().check().await.map_err(|error| self.engine.error(error, "check", None))
     }
 
     /// Shuts down everything that was created from this client: waiting requests fail with [`Error::Closed`], live

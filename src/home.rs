@@ -1,54 +1,79 @@
 //! Where a client lives: the runtime of its connections and of its tasks.
 //!
-//! That is the runtime on which it was connected, or used first if it connects lazily: in a program with one runtime, no call has to pass
-//! from one thread to another. If that runtime ends, or makes no progress while somebody waits, the client moves to a thread of the crate,
-//! once and for good: that thread never ends, and is always driven. What was in progress counts as unanswered, as after a reconnect.
+//! That is the runtime on which it was connected, or used first if it connects lazily: in a program with one runtime, no
+//! call has to pass from one thread to another. The client moves to a thread of the crate, once and for good, if that
+//! runtime ends, or makes no progress while somebody waits on another one, a release is late, or the client is closed:
+//! that thread never ends, and is always driven. What was in progress counts as unanswered, as after a reconnect.
 //!
-//! A client whose store must be used from the caller's runtime (`own_thread` is false) lives nowhere when its runtime has ended, and settles
-//! on the runtime of the next call.
+//! A client whose store must be used from the caller's runtime (`own_thread` is false) does not move there. When its runtime
+//! has ended, or makes no progress while somebody waits on another one, it settles on the runtime of the next call, or of
+//! whoever waits.
 
 use std::fmt;
-use std::future::poll_fn;
+use std::future::{pending, poll_fn};
 use std::pin::pin;
+use std::ptr;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, OnceLock, Weak};
 use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
+use scopeguard::guard;
 use tokio::runtime::{Handle, Id};
-use tokio::time::timeout;
+use tokio::sync::Notify;
+use tokio::time::{sleep, timeout};
+use tokio_util::task::AbortOnDropHandle;
 
 use crate::background;
-use crate::runtime::spawn_on;
+use crate::origin::Origin;
+use crate::runtime::{spawn_on, takes_tasks};
 
 /// How long a runtime may make no progress before those that wait elsewhere no longer rely on it.
 const STUCK: Duration = Duration::from_millis(500);
+/// How much longer: after a pause of the whole process, the time is up before the runtime has had a chance.
+const AFTER_A_PAUSE: Duration = Duration::from_millis(50);
+/// How often a home is looked after for those that wait on another runtime.
+const WATCH_INTERVAL: Duration = Duration::from_secs(1);
 
 /// The home of one client.
 #[derive(Default)]
 pub struct Home {
-    /// Where the client may move if a thread for that cannot be started: the one on which leases are renewed.
+    /// The thread on which leases are renewed, if the client may move.
     own: OnceLock<Handle>,
     is_settled: AtomicBool,
     is_ending: AtomicBool,
     /// When the client moved to a thread of the crate.
     moved: OnceLock<Instant>,
     place: Mutex<Place>,
+    /// Whether residents are settling. One thread at a time has them settle.
+    is_settling: AtomicBool,
+    /// Notified when the client lives nowhere any more.
+    ended: Notify,
     /// How many wait on other runtimes.
     awaited_elsewhere: AtomicUsize,
     /// Whether anybody has waited on another runtime since that was last asked.
     was_awaited_elsewhere: AtomicBool,
+    origin: Origin,
 }
 
 #[derive(Default)]
 struct Place {
     runtime: Option<Handle>,
-    residents: Vec<Weak<dyn Resident>>,
+    /// Ends with the runtime.
+    end: Option<AbortOnDropHandle<()>>,
+    residents: Vec<Entry>,
+}
+
+struct Entry {
+    resident: Weak<dyn Resident>,
+    /// Where it was last told to settle.
+    settled: Option<Id>,
 }
 
 /// Something that lives where its client does.
 pub(crate) trait Resident: Send + Sync {
-    /// Starts its tasks on this runtime. Those on an earlier one must not be relied on any more: it has ended, or is not driven.
+    /// Starts its tasks on this runtime. Those on an earlier one must not be relied on any more: it has ended, or is not
+    /// driven.
     fn settle(&self, runtime: &Handle);
 
     /// The runtime ends, and this has to settle elsewhere next.
@@ -59,16 +84,34 @@ pub(crate) trait Resident: Send + Sync {
 }
 
 impl Home {
-    /// One that is the crate's own thread from the beginning.
+    /// One that is a thread of the crate from the beginning.
+    #[cfg(feature = "_redis")]
     pub(crate) fn own(thread: &Handle) -> Arc<Self> {
         let home = Self { is_settled: true.into(), moved: Instant::now().into(), ..Self::default() };
         home.place.lock().runtime = Some(thread.clone());
         Arc::new(home)
     }
 
-    /// From here on the client may move to a thread of the crate.
-    pub(crate) fn may_move(&self, own: &Handle) {
-        self.own.get_or_init(|| own.clone());
+    /// From here on the client may move to a thread of the crate. `own` is the one on which leases are renewed, from where
+    /// the home is looked after.
+    pub(crate) fn may_move(self: &Arc<Self>, own: &Handle) {
+        if self.own.set(own.clone()).is_ok() {
+            spawn_on(own, Self::watch(Arc::downgrade(self)));
+        }
+    }
+
+    async fn watch(this: Weak<Self>) {
+        loop {
+            sleep(WATCH_INTERVAL).await;
+            match this.upgrade() {
+                Some(home) if !home.has_moved() => {
+                    if home.is_awaited_elsewhere() {
+                        home.move_if_stuck().await;
+                    }
+                }
+                _ => return,
+            }
+        }
     }
 
     /// The runtime, if the client lives anywhere.
@@ -88,15 +131,12 @@ impl Home {
 
     /// From here on `resident` lives here.
     pub(crate) fn take_in(&self, resident: &Arc<impl Resident + 'static>) {
-        let weak = Arc::downgrade(resident);
+        let resident: Weak<dyn Resident> = Arc::downgrade(resident) as _;
         let mut place = self.place.lock();
-        place.residents.retain(|resident| resident.strong_count() > 0);
-        place.residents.push(weak);
-        let runtime = place.runtime.clone();
+        place.residents.retain(|entry| entry.resident.strong_count() > 0);
+        place.residents.push(Entry { resident, settled: None });
         drop(place);
-        if let Some(runtime) = runtime {
-            resident.settle(&runtime);
-        }
+        self.settle_residents();
     }
 
     /// Settles on the current runtime, unless the client lives somewhere already.
@@ -108,27 +148,84 @@ impl Home {
         if self.is_settled.load(Ordering::Acquire) {
             return;
         }
-        let (here, mut place) = (Handle::current(), self.place.lock());
-        if place.runtime.is_some() {
-            return;
+        let here = Handle::current();
+        {
+            let mut place = self.place.lock();
+            if place.runtime.is_some() {
+                return;
+            }
+            place.runtime = Some(here.clone());
+            self.is_settled.store(true, Ordering::Release);
         }
-        place.runtime = Some(here.clone());
-        self.is_settled.store(true, Ordering::Release);
+        self.settle_residents();
+        self.watch_for_end(&here);
+    }
+
+    /// Has a resident settle again where the client lives, because its tasks are over.
+    pub(crate) fn settle_again(&self, resident: *const ()) {
+        let mut place = self.place.lock();
+        let entry = place.residents.iter_mut().find(|entry| ptr::addr_eq(entry.resident.as_ptr(), resident));
+        if let Some(entry) = entry {
+            entry.settled = None;
+        }
         drop(place);
-        self.settle_residents(&here);
+        self.settle_residents();
     }
 
-    fn settle_residents(&self, runtime: &Handle) {
-        self.residents().iter().for_each(|resident| resident.settle(runtime));
+    /// Has the residents settle that have not settled where the client lives now. If that changes, or another thread does it
+    /// at the moment, whoever does it goes on.
+    fn settle_residents(&self) {
+        while self.is_any_unsettled() && !self.is_settling.swap(true, Ordering::AcqRel) {
+            let _settling = guard((), |()| self.is_settling.store(false, Ordering::Release));
+            while let Some((runtime, resident)) = self.next_unsettled() {
+                resident.settle(&runtime);
+            }
+        }
     }
 
-    fn residents(&self) -> Vec<Arc<dyn Resident>> {
-        self.place.lock().residents.iter().filter_map(Weak::upgrade).collect()
+    fn is_any_unsettled(&self) -> bool {
+        let place = self.place.lock();
+        let Some(runtime) = place.runtime.as_ref().map(Handle::id) else { return false };
+        place
+            .residents
+            .iter()
+            .any(|entry| entry.settled != Some(runtime) && entry.resident.strong_count() > 0)
     }
 
-    /// To be called when the runtime drops a task of a resident.
-    pub(crate) fn runtime_has_ended(&self) {
-        if self.has_moved() || self.is_ending.swap(true, Ordering::AcqRel) {
+    fn next_unsettled(&self) -> Option<(Handle, Arc<dyn Resident>)> {
+        let mut place = self.place.lock();
+        let runtime = place.runtime.clone()?;
+        place.residents.iter_mut().find_map(|entry| {
+            let resident = entry.resident.upgrade().filter(|_| entry.settled != Some(runtime.id()))?;
+            entry.settled = Some(runtime.id());
+            Some((runtime.clone(), resident))
+        })
+    }
+
+    /// Notices the end of the runtime: it drops all tasks.
+    fn watch_for_end(self: &Arc<Self>, runtime: &Handle) {
+        let ended = guard(Arc::downgrade(self), |home| {
+            if let Some(home) = home.upgrade() {
+                home.task_was_dropped();
+            }
+        });
+        let end = spawn_on(runtime, async move {
+            let _ended = ended;
+            pending::<()>().await;
+        });
+        let mut place = self.place.lock();
+        let before = match &place.runtime {
+            Some(current) if current.id() == runtime.id() => place.end.replace(AbortOnDropHandle::new(end)),
+            _ => Some(AbortOnDropHandle::new(end)),
+        };
+        drop(place);
+        drop(before);
+    }
+
+    /// A task of a resident was dropped, perhaps because the runtime ends.
+    pub(crate) fn task_was_dropped(&self) {
+        let has_ended = self.runtime().is_some_and(|runtime| !takes_tasks(&runtime));
+        if !has_ended || self.origin.is_elsewhere() || self.is_ending.swap(true, Ordering::AcqRel) {
             return;
         }
         if self.own.get().is_some() {
@@ -137,46 +234,108 @@ impl Home {
             self.move_away();
             residents.iter().for_each(|resident| resident.after_end());
         } else {
-            self.place.lock().runtime = None;
-            self.is_settled.store(false, Ordering::Release);
+            self.leave();
             self.is_ending.store(false, Ordering::Release);
         }
     }
 
+    /// From here on the client lives nowhere.
+    fn leave(&self) {
+        self.residents().iter().for_each(|resident| resident.before_end());
+        let mut place = self.place.lock();
+        let left = (place.runtime.take(), place.end.take());
+        place.residents.iter_mut().for_each(|entry| entry.settled = None);
+        self.is_settled.store(false, Ordering::Release);
+        drop(place);
+        drop(left);
+        self.ended.notify_waiters();
+    }
+
+    fn residents(&self) -> Vec<Arc<dyn Resident>> {
+        self.place.lock().residents.iter().filter_map(|entry| entry.resident.upgrade()).collect()
+    }
+
     /// Moves to a thread of the crate, unless the client lives there.
     pub(crate) fn move_away(&self) {
-        let Some(own) = self.own.get() else { return };
+        let Some(own) = self.own.get().filter(|_| !self.origin.is_elsewhere()) else { return };
         let own = background::for_clients().unwrap_or_else(|_| own.clone());
-        let mut place = self.place.lock();
-        if place.runtime.is_none() || self.moved.set(Instant::now()).is_err() {
-            return;
-        }
-        place.runtime = Some(own.clone());
-        drop(place);
-        self.settle_residents(&own);
+        let end = {
+            let mut place = self.place.lock();
+            if place.runtime.is_none() || self.moved.set(Instant::now()).is_err() {
+                return;
+            }
+            place.runtime = Some(own);
+            place.end.take()
+        };
+        self.settle_residents();
+        drop(end);
     }
 
     /// Moves to a thread of the crate if the runtime makes no progress: it is not driven, or all its threads are blocked.
     pub(crate) async fn move_if_stuck(&self) {
-        let Some(runtime) = self.runtime().filter(|_| !self.has_moved()) else { return };
-        let is_here = Handle::current().id() == runtime.id();
-        if !is_here && timeout(STUCK, spawn_on(&runtime, async {})).await.is_err() {
-            tracing::info!(
-                "the runtime on which a client lives has run no task for half a second: it is blocked, busy, or not driven; the client moves \
-                 to a thread of its own"
-            );
+        if !self.has_moved() && self.is_stuck().await {
             self.move_away();
         }
     }
 
+    /// Whether the client lives on another runtime, which makes no progress.
+    async fn is_stuck(&self) -> bool {
+        let here = Handle::current().id();
+        let Some(runtime) = self.runtime().filter(|runtime| runtime.id() != here) else { return false };
+        let mut probe = spawn_on(&runtime, async {});
+        let mut answered = timeout(STUCK, &mut probe).await;
+        if answered.is_err() {
+            answered = timeout(AFTER_A_PAUSE, &mut probe).await;
+        }
+        let is_stuck = !matches!(answered, Ok(Ok(())));
+        if is_stuck {
+            tracing::info!(
+                "the runtime on which a client lives has run no task for half a second: it is blocked, busy, or not driven; the client moves"
+            );
+        }
+        is_stuck
+    }
+
     /// Whether anybody waits on another runtime, or has waited there since this was last asked.
-    pub(crate) fn is_awaited_elsewhere(&self) -> bool {
+    fn is_awaited_elsewhere(&self) -> bool {
         let was_awaited = self.was_awaited_elsewhere.swap(false, Ordering::Relaxed);
         was_awaited || self.awaited_elsewhere.load(Ordering::Relaxed) > 0
     }
 
-    /// Awaits something that depends on the home, which is looked after while this is polled on another runtime. That may change.
-    pub(crate) async fn awaiting<T>(&self, work: impl Future<Output = T>) -> T {
+    /// Awaits something that depends on the home, which is looked after while this is polled on another runtime. That may
+    /// change.
+    pub(crate) async fn awaiting<T>(self: &Arc<Self>, work: impl Future<Output = T>) -> T {
+        if self.own.get().is_some() {
+            return self.noticed(work).await;
+        }
+        let mut work = pin!(work);
+        loop {
+            let mut ended = pin!(self.ended.notified());
+            ended.as_mut().enable();
+            if self.runtime().is_none() && Handle::try_current().is_ok_and(|here| takes_tasks(&here)) {
+                self.settle();
+            }
+            tokio::select! {
+                biased;
+                done = &mut work => return done,
+                () = ended => {}
+                () = self.until_stuck() => self.leave(),
+            }
+        }
+    }
+
+    /// Completes when the runtime makes no progress, if that is another one.
+    async fn until_stuck(&self) {
+        let here = Handle::try_current().map(|here| here.id());
+        if self.runtime().is_none_or(|home| here.is_ok_and(|here| here == home.id())) {
+            pending::<()>().await;
+        }
+        while !self.is_stuck().await {
+            sleep(WATCH_INTERVAL).await;
+        }
+    }
+
+    async fn noticed<T>(&self, work: impl Future<Output = T>) -> T {
         let (mut work, mut polled_on, mut waiting) = (pin!(work), None, None);
         poll_fn(|context| {
             let polled = work.as_mut().poll(context);
@@ -284,11 +443,11 @@ mod tests {
         first.block_on(async { home.settle() });
         second.block_on(async { home.settle() });
         assert_eq!(resident.noted(), [Noted::Settled(first.handle().id())]);
-        home.runtime_has_ended();
+        drop(first);
         let away = background::for_clients().unwrap().id();
         assert_eq!(resident.noted(), [Noted::BeforeEnd, Noted::Settled(away), Noted::AfterEnd]);
         // Such as tasks that are dropped later.
-        home.runtime_has_ended();
+        home.task_was_dropped();
         home.move_away();
         second.block_on(async { home.settle() });
         assert_eq!(resident.noted(), []);
@@ -301,12 +460,18 @@ mod tests {
     fn a_client_that_must_not_move_settles_on_the_runtime_of_the_next_call() {
         let (home, resident) = home();
         let (first, second) = (runtime(), runtime());
-        first.block_on(async { home.settle() });
-        home.runtime_has_ended();
-        assert!(home.runtime().is_none());
-        second.block_on(async { home.settle() });
         let ids = [&first, &second].map(|runtime| Noted::Settled(runtime.handle().id()));
-        assert_eq!(resident.noted(), ids);
+        first.block_on(async { home.settle() });
+        home.task_was_dropped();
+        assert!(home.runtime().is_some(), "another task has ended");
+        let mut waiting = home.awaiting(pending::<()>()).boxed_local();
+        assert!(second.block_on(async { poll!(waiting.as_mut()) }).is_pending());
+        drop(first);
+        assert!(home.runtime().is_none());
+        // Somebody waits, and is woken.
+        assert!(second.block_on(async { poll!(waiting.as_mut()) }).is_pending());
+        let [at_first, at_second] = ids;
+        assert_eq!(resident.noted(), [at_first, Noted::BeforeEnd, at_second]);
     }
 
     #[test]

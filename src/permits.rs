@@ -111,7 +111,7 @@ impl Permits {
         let limit = at_least_one("limit", limit)?;
         let Primitive { engine, resource, settings, .. } = &self.primitive;
         engine.check_process("resize", Some(self.primitive.name()))?;
-        let answer = engine.home().awaiting(engine.backend().set_limit(resource, limit, settings.ttl)).await;
+        let answer = engine.backend().set_limit(resource, limit, settings.ttl).await;
         self.limit.follow(answer.map_err(|error| engine.error(error, "resize", Some(self.name())))?);
         tracing::info!(name = %self.name(), limit, "resized");
         Ok(())

@@ -65,14 +65,14 @@ impl Primitive {
 
     pub(crate) async fn inspect(&self, detail: Detail) -> Result<Inspection, Error> {
         self.engine.check_process("inspect", Some(self.name()))?;
-        let answer = self.engine.home().awaiting(self.engine.backend().inspect(&self.resource, detail)).await;
+        let answer = self.engine.backend().inspect(&self.resource, detail).await;
         answer.map_err(|error| self.engine.error(error, "inspect", Some(self.name())))
     }
 
     /// Ends all holds. `false` if there was none.
     pub(crate) async fn force_release(&self) -> Result<bool, Error> {
         self.engine.check_process("force release", Some(self.name()))?;
-        let answer = self.engine.home().awaiting(self.engine.backend().force_release(&self.resource)).await;
+        let answer = self.engine.backend().force_release(&self.resource).await;
         let released =
             answer.map_err(|error| self.engine.error(error, "force release", Some(self.name())))?;
         tracing::warn!(name = %self.name(), released, "released by force");

@@ -11,11 +11,13 @@ use parking_lot::Mutex;
 use scopeguard::guard;
 use tokio::runtime::Handle;
 use tokio::task::{AbortHandle, JoinHandle};
+use tokio_util::task::AbortOnDropHandle;
 
 /// Spawns a task on the current runtime.
 ///
 /// The future is boxed: for every type of future that is spawned, the compiler generates more than two thousand lines of tokio's code
 /// (in LLVM's representation), which was a tenth of all code of this crate.
+#[cfg(any(feature = "_redis", feature = "_records"))]
 pub(crate) fn spawn<T: Send + 'static>(future: impl Future<Output = T> + Send + 'static) -> JoinHandle<T> {
     spawn_on(&Handle::current(), future)
 }
@@ -26,6 +28,11 @@ pub(crate) fn spawn_on<T: Send + 'static>(
     future: impl Future<Output = T> + Send + 'static,
 ) -> JoinHandle<T> {
     runtime.spawn(future.boxed())
+}
+
+/// Whether a runtime still takes tasks, and has not begun to end.
+pub(crate) fn takes_tasks(runtime: &Handle) -> bool {
+    !AbortOnDropHandle::new(runtime.spawn(std::future::pending::<()>())).is_finished()
 }
 
 /// A task's future, which is dropped together with this, even if the runtime of the task is not driven: at once, or if it is

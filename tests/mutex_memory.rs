@@ -7,8 +7,8 @@ use std::future::Future;
 use std::mem;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::pin::pin;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Barrier};
 use std::task::Poll;
 use std::thread;
 use std::time::Duration;
@@ -981,6 +981,30 @@ fn a_client_works_in_two_runtimes_one_after_another() -> Outcome {
         })?;
     }
     runtime().block_on(client.shutdown())
+}
+
+/// Each has a runtime of its own, on which the client may live while others wait.
+#[test]
+fn a_client_is_used_first_by_several_threads_at_the_same_time() {
+    for _ in 0..300 {
+        let client = Client::with_backend(Arc::new(MemoryBackend::new()));
+        let begin = Barrier::new(3);
+        thread::scope(|scope| {
+            for _ in 0..3 {
+                scope.spawn(|| {
+                    let runtime = runtime();
+                    begin.wait();
+                    runtime.block_on(async {
+                        let guard =
+                            support::within(SECOND * 5, client.mutex("shared").expect("valid").lock())
+                                .await
+                                .expect("granted");
+                        guard.release().await.expect("held");
+                    });
+                });
+            }
+        });
+    }
 }
 
 #[test]

@@ -12,6 +12,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use futures::future::{join, join_all};
+use leasehold::redis::RedisBackend;
 use leasehold::{Client, Guard, MutexOptions};
 use locks::*;
 use support::{Direction, Proxy, RedisServer, Worker, eventually, say, within, worker_args};
@@ -161,6 +162,47 @@ fn many_guards_dropped_after_their_runtime_wait_for_a_second_in_all() {
     assert!(took > ms(100) && took < SECOND + ms(500), "{took:?}");
     eventually_only_the_fence(&other, &server);
     drop(client);
+}
+
+#[test]
+fn a_store_that_was_connected_on_a_runtime_that_has_ended_is_used() {
+    let Some(server) = RedisServer::start_or_skip("a store without a runtime") else { return };
+    let runtime = one_thread();
+    let backend = runtime.block_on(RedisBackend::connect(&server.url())).expect("it answers");
+    drop(runtime);
+    let client = Client::with_backend(std::sync::Arc::new(backend));
+    let runtime = several_threads();
+    runtime.block_on(async {
+        let mutex = client.mutex("late").expect("valid");
+        let guard = within(SOON, mutex.lock()).await.expect("free");
+        let waiter = tokio::spawn(async move { mutex.lock().await });
+        drop(guard);
+        drop(within(SOON, waiter).await.expect("no panic").expect("granted"));
+    });
+    leaves_nothing(&runtime, &client, &server);
+}
+
+#[test]
+fn a_lazy_client_is_used_first_by_several_threads_at_the_same_time() {
+    let Some(server) = RedisServer::start_or_skip("several first calls") else { return };
+    for _ in 0..30 {
+        let client = Client::connect_lazy(&server.url()).expect("valid");
+        let begin = std::sync::Barrier::new(3);
+        thread::scope(|scope| {
+            for _ in 0..3 {
+                scope.spawn(|| {
+                    let runtime = one_thread();
+                    begin.wait();
+                    runtime.block_on(async {
+                        let guard = within(SOON, client.mutex("shared").expect("valid").lock())
+                            .await
+                            .expect("granted");
+                        guard.release().await.expect("held");
+                    });
+                });
+            }
+        });
+    }
 }
 
 /// A client that was connected and used on a runtime, which has other things to do from then on.

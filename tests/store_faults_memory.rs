@@ -5,7 +5,7 @@ mod support;
 
 use std::future::{pending, ready};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::thread;
 use std::time::Duration;
 
@@ -368,6 +368,35 @@ async fn a_request_that_was_not_answered_and_is_carried_out_after_its_repetition
     on_its_way.release.notify_one();
     within(SECOND, client.shutdown()).await.expect("released");
     assert_eq!(other.inspect().await.expect("it answers").holders, []);
+}
+
+/// Releases panic at first.
+#[derive(Debug)]
+struct Panicking(AtomicUsize);
+
+impl Intercept for Panicking {
+    fn release<'a>(&'a self, store: &'a MemoryBackend, lease: &'a LeaseRef) -> Reply<'a, Released> {
+        let earlier = self.0.fetch_add(1, Ordering::SeqCst);
+        async move {
+            assert!(earlier >= 2, "as the test wants it");
+            store.release(lease).await
+        }
+        .boxed()
+    }
+}
+
+/// The task of the client that sends releases ends each time, and is started again by the next call.
+#[tokio::test]
+async fn a_guard_is_released_although_its_store_has_panicked_twice() {
+    let store = MemoryBackend::new();
+    let client = Client::with_backend(Intercepted::new(&store, Panicking(AtomicUsize::new(0))));
+    let other = mutex(&Client::with_backend(Arc::new(store.peer())));
+    drop(mutex(&client).lock().await.expect("free"));
+    support::eventually(SECOND * 10, || async {
+        drop(client.mutex("another").expect("valid").try_lock().await.expect("answered"));
+        other.inspect().await.expect("it answers").holders.is_empty()
+    })
+    .await;
 }
 
 /// Everything is refused.

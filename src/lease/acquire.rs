@@ -493,7 +493,7 @@ async fn send(keeper: &Keeper, lease: &Lease, wait: Wait) -> Option<(Result<Answ
         let give_up = begin + PERSIST;
         let mut sent = begin;
         loop {
-            let answer = keeper.home.awaiting(keeper.backend.request(lease.request())).await;
+            let answer = keeper.backend.request(lease.request()).await;
             match &answer {
                 Err(error) if wait == Wait::No && error.is_transient() && Instant::now() < give_up => {
                     // Whatever follows, the store may execute this one as well.
@@ -527,7 +527,7 @@ fn last_answer(
 
 /// Whether the store answers before the deadline, or within [`ROUND_TRIP`] if that is longer; if not, why.
 async fn probe(keeper: &Keeper, resource: &Resource, deadline: Option<Instant>) -> Result<(), BackendError> {
-    let inspected = keeper.home.awaiting(keeper.backend.inspect(resource, Detail::Counts));
+    let inspected = keeper.backend.inspect(resource, Detail::Counts);
     let deadline = deadline.map(|end| end.max(Instant::now() + ROUND_TRIP));
     tokio::select! {
         biased;

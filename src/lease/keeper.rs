@@ -20,6 +20,7 @@ use super::lease::{Hold, Lease, Message, Outcome};
 use super::reentry::Owners;
 use super::release_queue::{Patience, PendingRelease, ReleaseQueue};
 use super::schedule::Schedule;
+use super::tasks::Tasks;
 use crate::backend::{Answer, Backend, BackendError, Claim, LeaseId, LeaseRef, Limit, Request, Resource};
 use crate::background;
 use crate::closing::Closing;
@@ -29,7 +30,7 @@ use crate::hash::HashMap;
 use crate::home::Home;
 use crate::options::Settings;
 use crate::origin::Origin;
-use crate::runtime::{Cancel, spawn_on};
+use crate::runtime::spawn_on;
 
 /// The queue of a group within the client.
 pub(super) type Waiters = Queue<oneshot::Sender<Message>>;
@@ -57,8 +58,9 @@ pub(crate) struct Keeper {
     pub(super) background: Option<Handle>,
     /// Where the tasks run that are not on that thread.
     pub(super) home: Arc<Home>,
-    pub(super) tasks: Mutex<Option<Cancel>>,
-    pub(super) is_running: AtomicBool,
+    pub(super) tasks: Mutex<Tasks>,
+    /// Whether the tasks have ended by themselves.
+    pub(super) are_over: AtomicBool,
     /// For how much longer the application may be kept waiting for releases where there is no runtime.
     pub(super) drops_wait: Mutex<Patience>,
 }
@@ -83,7 +85,7 @@ impl Keeper {
             background,
             home,
             tasks: Mutex::default(),
-            is_running: AtomicBool::new(false),
+            are_over: AtomicBool::new(false),
             drops_wait: Mutex::new(Patience::new()),
         });
         if let Some(background) = &keeper.background {
@@ -97,10 +99,6 @@ impl Keeper {
 
     pub(crate) const fn backend(&self) -> &Arc<dyn Backend> {
         &self.backend
-    }
-
-    pub(crate) const fn home(&self) -> &Arc<Home> {
-        &self.home
     }
 
     pub(crate) const fn owners(&self) -> &Owners {
@@ -269,8 +267,17 @@ impl Keeper {
     pub(super) fn release_again(&self, lease: &Lease) {
         // If the release is still in flight, `released` asks the same when the release is answered.
         let is_confirmed = self.lease(lease.id()).is_none();
-        if is_confirmed && lease.take_known().is_possible() {
-            self.queue_release(PendingRelease::orphan(lease.lease_ref().clone()));
+        if is_confirmed {
+            self.release_what_came_to_light(lease);
+        }
+    }
+
+    /// The release of this lease is confirmed or given up. If its request may have been executed after that, another release follows,
+    /// which finds nothing if it was not.
+    pub(super) fn release_what_came_to_light(&self, lease: &Lease) {
+        let known = lease.take_known();
+        if known.is_possible() {
+            self.queue_release(PendingRelease { known, ..PendingRelease::orphan(lease.lease_ref().clone()) });
         }
     }
 

@@ -20,7 +20,6 @@ use tokio::runtime::Handle;
 use tokio::sync::oneshot;
 use tokio::task::consume_budget;
 use tokio::time::{Instant, sleep, timeout};
-use tokio_util::task::AbortOnDropHandle;
 
 use super::acquire::PERSIST;
 use super::deadline::GIVE_UP_AFTER;
@@ -54,12 +53,23 @@ impl Keeper {
         if self.origin.is_elsewhere() {
             return;
         }
-        if Handle::try_current().is_ok_and(|here| !self.home.has_moved() || is_driven(&here)) {
-            self.releases.push(pending);
-            self.ensure_running();
-        } else {
-            self.release_outside_a_runtime(pending);
+        let Ok(here) = Handle::try_current() else { return self.release_outside_a_runtime(pending) };
+        let key = Arc::clone(&pending.lease.resource.key);
+        self.releases.push(pending);
+        self.ensure_running();
+        if !background::is_current() && self.home.runtime().is_some_and(|home| home.id() != here.id()) {
+            self.finish_before_the_end_of(&here, key);
         }
+    }
+
+    /// A release was queued on a runtime that is not the home. If that runtime ends before the release is done, the process may end next.
+    fn finish_before_the_end_of(&self, runtime: &Handle, key: Arc<str>) {
+        let Some(keeper) = self.this.upgrade() else { return };
+        let waits = guard(keeper, |keeper| keeper.wait_for_last_releases());
+        spawn_on(runtime, async move {
+            waits.releases.finished(&key).await;
+            drop(ScopeGuard::into_inner(waits));
+        });
     }
 
     /// A lease that is not wanted any more: its release is queued, unless no request for it has reached the store.
@@ -104,7 +114,7 @@ impl Keeper {
         };
         let renewing = (is_renewed && !is_part).then(|| guard(&**lease, stop_renewing));
         let answer = if pending.next.is_empty() {
-            self.home.awaiting(self.release_in_place(pending)).await
+            self.release_in_place(pending).await
         } else {
             self.release_behind(pending).await
         };
@@ -209,9 +219,8 @@ impl Keeper {
         if pending.keep > 0 {
             return;
         }
-        if self.forget(pending.lease.id).is_some_and(|lease| lease.take_known().is_possible()) {
-            // Its request may have been executed after its release. If it was not, this release finds nothing.
-            self.queue_release(PendingRelease::orphan(pending.lease.clone()));
+        if let Some(lease) = self.forget(pending.lease.id) {
+            self.release_what_came_to_light(&lease);
         }
     }
 
@@ -419,12 +428,6 @@ impl Keeper {
             self.finish(pending);
         }
     }
-}
-
-/// Whether a runtime still takes tasks: it may be about to end.
-fn is_driven(runtime: &Handle) -> bool {
-    let task = AbortOnDropHandle::new(runtime.spawn(std::future::pending::<()>()));
-    !task.is_finished()
 }
 
 /// Whether a release that failed like this may be confirmed if it is sent again.

@@ -65,6 +65,8 @@ struct Queue {
     /// The keys for which a release is queued or in flight.
     unfinished: HashMap<Arc<str>, Numbers>,
     next_number: Number,
+    /// How many were taken out.
+    sent: u64,
     /// Something was queued. Replaced whenever the task that sends releases is started: an earlier one may still wait, on a runtime
     /// that is not driven, and must not be notified in place of the current one.
     queued: Arc<Notify>,
@@ -154,7 +156,12 @@ impl ReleaseQueue {
 
     /// Takes out the oldest release. If the result is dropped before it is [finished](Self::finish), the release is pending again.
     pub(super) fn pop(&self) -> Option<ScopeGuard<PendingRelease, impl FnOnce(PendingRelease) + Send>> {
-        let pending = self.queue.lock().pending.pop_front()?;
+        let pending = {
+            let mut queue = self.queue.lock();
+            let pending = queue.pending.pop_front()?;
+            queue.sent += 1;
+            pending
+        };
         Some(self.until_finished(pending))
     }
 
@@ -204,6 +211,11 @@ impl ReleaseQueue {
     /// The number of the release that is queued next.
     pub(super) fn next_number(&self) -> Number {
         self.queue.lock().next_number
+    }
+
+    /// How many releases were taken out to be sent so far.
+    pub(super) fn sent(&self) -> u64 {
+        self.queue.lock().sent
     }
 
     /// Whether a release with a number below this one is queued or in flight.

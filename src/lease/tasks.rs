@@ -5,6 +5,7 @@ use std::collections::VecDeque;
 use std::future::pending;
 use std::mem;
 use std::pin::{Pin, pin};
+use std::ptr;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Weak};
 use std::time::Duration;
@@ -23,31 +24,42 @@ use super::release_queue::{MAX_RELEASES, PendingRelease};
 use super::renewals::next_together;
 use crate::backend::Event;
 use crate::home::Resident;
-use crate::runtime::spawn_cancelable;
+use crate::runtime::{Cancel, spawn_cancelable};
 
-/// How often the crate's own thread looks after releases, and after those that wait on another runtime than the client's.
+/// How often the crate's own thread looks after releases.
 const WATCH_INTERVAL: Duration = Duration::from_secs(1);
+
+/// The tasks of a keeper, as far as it knows.
+#[derive(Debug, Default)]
+pub(super) struct Tasks {
+    /// How often they were started, or given up.
+    number: u64,
+    current: Option<Cancel>,
+}
 
 impl Resident for Keeper {
     fn settle(&self, runtime: &Handle) {
         let Some(keeper) = self.this.upgrade() else { return };
         // What they were sending is pending again, even if their runtime is not driven.
-        self.drop_tasks();
+        let number = self.give_up_tasks();
         // Before any request is sent, so that no event caused by it is missed.
         let events = self.backend.events();
         self.take_over();
-        self.is_running.store(true, Ordering::Release);
-        let until_over = guard(keeper, |keeper| keeper.home.runtime_has_ended());
+        self.are_over.store(false, Ordering::Release);
+        let until_dropped = guard(keeper, move |keeper| keeper.tasks_were_dropped(number));
         let (_, tasks) = spawn_cancelable(runtime, async move {
-            if Arc::clone(&until_over).run(events).await {
-                ScopeGuard::into_inner(until_over).is_running.store(false, Ordering::Release);
+            if Arc::clone(&until_dropped).run(events).await {
+                ScopeGuard::into_inner(until_dropped).are_over.store(true, Ordering::Release);
             }
         });
-        *self.tasks.lock() = Some(tasks);
+        let mut current = self.tasks.lock();
+        if current.number == number {
+            current.current = Some(tasks);
+        }
     }
 
     fn before_end(&self) {
-        self.drop_tasks();
+        self.give_up_tasks();
         self.send_last_releases();
     }
 
@@ -60,24 +72,47 @@ impl Keeper {
     /// Makes sure that the keeper's tasks run. Must be called within a runtime.
     pub(crate) fn ensure_running(&self) {
         self.home.settle();
-        if !self.is_running.load(Ordering::Acquire)
-            && let Some(runtime) = self.home.runtime()
-        {
-            // They have ended with the client, or because a store has panicked.
-            self.settle(&runtime);
+        self.restart_tasks_that_are_over();
+    }
+
+    /// They have ended with the client, or because a store has panicked.
+    fn restart_tasks_that_are_over(&self) {
+        if self.are_over.swap(false, Ordering::AcqRel) {
+            self.home.settle_again(ptr::from_ref(self).cast());
         }
     }
 
-    fn drop_tasks(&self) {
-        let tasks = self.tasks.lock().take();
+    /// Drops the tasks, of which those that are started next are independent. Returns their number.
+    fn give_up_tasks(&self) -> u64 {
+        let mut tasks = self.tasks.lock();
+        tasks.number += 1;
+        let (number, given_up) = (tasks.number, tasks.current.take());
         // When the mutex is free again.
         drop(tasks);
+        drop(given_up);
+        number
     }
 
-    /// Has the client move, from the crate's own thread, if it lives on a runtime that makes no progress while somebody waits on another
-    /// one, or while a release waits. Also when the client is abandoned: nobody else would end what is on that runtime.
+    /// The tasks with this number were dropped by their runtime, which perhaps ends, or one of them has panicked.
+    fn tasks_were_dropped(&self, number: u64) {
+        let were_given_up = {
+            let mut tasks = self.tasks.lock();
+            let were_given_up = tasks.number != number;
+            if !were_given_up {
+                tasks.number += 1;
+            }
+            were_given_up
+        };
+        if !were_given_up {
+            self.are_over.store(true, Ordering::Release);
+            self.home.task_was_dropped();
+        }
+    }
+
+    /// Looks after the home from the crate's own thread: nobody waits for a guard that was dropped, so nobody else would notice that its
+    /// release is not sent, or what a client that is gone has left on a runtime that is not driven.
     pub(super) async fn watch_home(this: Weak<Self>, abandoned: CancellationToken) {
-        let mut queued_before = 0;
+        let (mut queued_before, mut sent_before) = (0, 0);
         loop {
             // At once when it is abandoned.
             let was_abandoned = abandoned.is_cancelled();
@@ -88,20 +123,25 @@ impl Keeper {
             let Some(keeper) = this.upgrade() else { return };
             let (home, releases) = (Arc::clone(&keeper.home), &keeper.releases);
             let late_below = mem::replace(&mut queued_before, releases.next_number());
+            let sent = releases.sent();
+            let are_any_sent = mem::replace(&mut sent_before, sent) != sent;
             // The task that sends them has been woken by a worker that is blocked, which no other worker takes over.
-            let is_any_unsent = releases.is_any_unsent(late_below, MAX_RELEASES);
+            let is_any_unsent = !are_any_sent && releases.is_any_unsent(late_below, MAX_RELEASES);
             let is_any_late = releases.is_any_late(late_below);
+            if home.runtime().is_some() {
+                keeper.restart_tasks_that_are_over();
+            }
             // Not kept alive while this waits.
             drop(keeper);
             if home.has_moved() {
-                return;
+                continue;
             }
             if is_any_unsent {
                 tracing::info!(
                     "a release was not sent for a second; its client moves to a thread of its own"
                 );
                 home.move_away();
-            } else if is_any_late || abandoned.is_cancelled() || home.is_awaited_elsewhere() {
+            } else if is_any_late || abandoned.is_cancelled() {
                 home.move_if_stuck().await;
             }
         }

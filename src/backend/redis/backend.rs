@@ -25,7 +25,7 @@ impl Backend for RedisBackend {
     }
 
     fn request<'a>(&'a self, request: &'a Request) -> BoxFuture<'a, Result<Answer, BackendError>> {
-        async move {
+        let call = async move {
             let transport = self.ready(&request.lease.resource).await?;
             let answer = self.polled(request, self.ask(&transport, request).await?);
             if let (Answer::Granted(_), Some(replicas)) = (&answer, &self.replicas)
@@ -36,8 +36,8 @@ impl Backend for RedisBackend {
             }
             self.notifications.answered(request.lease.id, &answer);
             Ok(answer)
-        }
-        .boxed()
+        };
+        self.home.awaiting(call).boxed()
     }
 
     fn renew<'a>(&'a self, renewals: &'a [Renew]) -> BoxStream<'a, Answered> {
@@ -48,14 +48,14 @@ impl Backend for RedisBackend {
     }
 
     fn release<'a>(&'a self, lease: &'a LeaseRef) -> BoxFuture<'a, Result<Released, BackendError>> {
-        async move {
+        let call = async move {
             if self.never_connected() {
                 return self.check_open().map(|()| Released::Absent);
             }
             self.notifications.forget(lease.id);
             self.release_until_answered(lease, 0).await
-        }
-        .boxed()
+        };
+        self.home.awaiting(call).boxed()
     }
 
     fn release_permits<'a>(
@@ -63,17 +63,17 @@ impl Backend for RedisBackend {
         lease: &'a LeaseRef,
         keep: u32,
     ) -> BoxFuture<'a, Result<Released, BackendError>> {
-        async move {
+        let call = async move {
             if self.never_connected() {
                 return self.check_open().map(|()| Released::Absent);
             }
             self.release_until_answered(lease, keep).await
-        }
-        .boxed()
+        };
+        self.home.awaiting(call).boxed()
     }
 
     fn force_release<'a>(&'a self, resource: &'a Resource) -> BoxFuture<'a, Result<bool, BackendError>> {
-        async move {
+        let call = async move {
             if resource.kind.is_semaphore() {
                 return Err(BackendError::many_holders());
             }
@@ -83,8 +83,8 @@ impl Backend for RedisBackend {
             };
             let force = || async { lock::force(&self.ready(resource).await?, resource).await };
             Ok(until_answered(self.repeat_for, not_sent, force).await?.0)
-        }
-        .boxed()
+        };
+        self.home.awaiting(call).boxed()
     }
 
     fn set_limit<'a>(
@@ -93,12 +93,12 @@ impl Backend for RedisBackend {
         permits: u32,
         ttl: Duration,
     ) -> BoxFuture<'a, Result<Limit, BackendError>> {
-        async move {
+        let call = async move {
             let resize =
                 || async { semaphore::set_limit(&self.ready(resource).await?, resource, permits, ttl).await };
             Ok(until_answered(self.repeat_for, BackendError::is_transient, resize).await?.0)
-        }
-        .boxed()
+        };
+        self.home.awaiting(call).boxed()
     }
 
     fn inspect<'a>(
@@ -106,7 +106,7 @@ impl Backend for RedisBackend {
         resource: &'a Resource,
         detail: Detail,
     ) -> BoxFuture<'a, Result<Inspection, BackendError>> {
-        async move {
+        let call = async move {
             let inspect = || async {
                 let transport = self.ready(resource).await?;
                 if resource.kind.is_semaphore() {
@@ -116,8 +116,8 @@ impl Backend for RedisBackend {
                 }
             };
             Ok(until_answered(self.repeat_for, BackendError::is_transient, inspect).await?.0)
-        }
-        .boxed()
+        };
+        self.home.awaiting(call).boxed()
     }
 
     fn events(&self) -> BoxStream<'static, Event> {
@@ -137,15 +137,15 @@ impl Backend for RedisBackend {
     }
 
     fn ping(&self) -> BoxFuture<'_, Result<(), BackendError>> {
-        async move {
+        let call = async move {
             self.connections.ready().await?;
             self.connections.ping().await
-        }
-        .boxed()
+        };
+        self.home.awaiting(call).boxed()
     }
 
     fn check(&self) -> BoxFuture<'_, Result<Vec<Finding>, BackendError>> {
-        async move {
+        let call = async move {
             match self.connections.ready().await {
                 Err(BackendError::Refused { source }) if !self.connections.are_subscribed() => {
                     Ok(vec![Finding::new(Severity::Refused, source.to_string())])
@@ -154,8 +154,8 @@ impl Backend for RedisBackend {
                 Ok(()) | Err(BackendError::Refused { .. }) => self.connections.check().await,
                 Err(error) => Err(error),
             }
-        }
-        .boxed()
+        };
+        self.home.awaiting(call).boxed()
     }
 
     fn release_from_own_thread<'a>(

@@ -128,6 +128,9 @@ impl Connections {
         self.home.settle();
         match self.closed.run_until_cancelled(self.join_attempt()).await {
             Some(Ok(connected)) => connected,
+            Some(Err(gone)) if !self.closed.is_cancelled() => {
+                Err(BackendError::NotSent { source: gone.into() })
+            }
             _ => Err(BackendError::Closed),
         }
     }

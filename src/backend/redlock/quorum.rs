@@ -206,6 +206,8 @@ impl Quorum {
             );
         }
         self.closing.close();
+        // For all nodes, which share it: tasks on a runtime that is not driven do not end.
+        self.home.move_if_stuck().await;
         // A node that hangs does not confirm the end of its connections, which are closed all the same, a little later.
         let closed = join_all(self.nodes.iter().filter_map(|handle| handle.node()).map(|node| node.close()));
         if timeout(CLOSING, closed).await.is_err() {
