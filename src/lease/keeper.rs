@@ -11,7 +11,7 @@ use std::sync::{Arc, Weak};
 
 use parking_lot::Mutex;
 use scopeguard::{ScopeGuard, guard};
-use tokio::runtime::Handle;
+use tokio::runtime::{Handle, Id};
 use tokio::sync::oneshot;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
@@ -61,6 +61,8 @@ pub(crate) struct Keeper {
     pub(super) tasks: Mutex<Tasks>,
     /// Whether the tasks have ended by themselves.
     pub(super) are_over: AtomicBool,
+    /// The other runtimes whose end is kept waiting for releases.
+    pub(super) ends_awaited: Mutex<Vec<Id>>,
     /// For how much longer the application may be kept waiting for releases where there is no runtime.
     pub(super) drops_wait: Mutex<Patience>,
 }
@@ -86,6 +88,7 @@ impl Keeper {
             home,
             tasks: Mutex::default(),
             are_over: AtomicBool::new(false),
+            ends_awaited: Mutex::default(),
             drops_wait: Mutex::new(Patience::new()),
         });
         if let Some(background) = &keeper.background {

@@ -54,22 +54,28 @@ impl Keeper {
             return;
         }
         let Ok(here) = Handle::try_current() else { return self.release_outside_a_runtime(pending) };
-        let key = Arc::clone(&pending.lease.resource.key);
         self.releases.push(pending);
         self.ensure_running();
         if !background::is_current() && self.home.runtime().is_some_and(|home| home.id() != here.id()) {
-            self.finish_before_the_end_of(&here, key);
+            self.finish_before_the_end_of(&here);
         }
     }
 
-    /// A release was queued on a runtime that is not the home. If that runtime ends before the release is done, the process may end next.
-    fn finish_before_the_end_of(&self, runtime: &Handle, key: Arc<str>) {
-        let Some(keeper) = self.this.upgrade() else { return };
-        let waits = guard(keeper, |keeper| keeper.wait_for_last_releases());
-        spawn_on(runtime, async move {
-            waits.releases.finished(&key).await;
-            drop(ScopeGuard::into_inner(waits));
+    /// Releases were queued on a runtime that is not the home. If that runtime ends before they are done, the process may end next.
+    fn finish_before_the_end_of(&self, runtime: &Handle) {
+        let (Some(keeper), id) = (self.this.upgrade(), runtime.id()) else { return };
+        {
+            let mut awaited = self.ends_awaited.lock();
+            if awaited.contains(&id) {
+                return;
+            }
+            awaited.push(id);
+        }
+        let waits = guard(keeper, move |keeper| {
+            keeper.ends_awaited.lock().retain(|other| *other != id);
+            keeper.wait_for_last_releases();
         });
+        spawn_on(runtime, async move { waits.releases.drained(|| true).await });
     }
 
     /// A lease that is not wanted any more: its release is queued, unless no request for it has reached the store.
