@@ -1,9 +1,9 @@
-//! The crate's own thread, one per process, for work that must continue while the threads of the application are busy.
+//! The crate's own thread `leasehold`, one per process, for work that must continue while the threads of the application are busy.
 //!
 //! A runtime whose thread is blocked runs neither timers nor sockets, and a task that was woken by a blocked worker may have to
 //! wait for that worker. So leases are renewed and their deadlines watched here, through connections that live here.
 //!
-//! A second thread is started when the first client has to leave its runtime (see `home`): what such clients do must not delay renewals.
+//! A second thread, `leasehold-clients`, is started when the first client has to leave its runtime (see `home`): what such clients do must not delay renewals.
 
 use std::cell::Cell;
 use std::io;
@@ -17,7 +17,7 @@ thread_local! {
     static IS_CURRENT: Cell<bool> = const { Cell::new(false) };
 }
 
-/// Whether the caller is on the crate's own thread.
+/// Whether the caller is on the thread on which leases are renewed.
 pub(crate) fn is_current() -> bool {
     IS_CURRENT.get()
 }

@@ -172,8 +172,8 @@ use crate::semaphore::CountingSemaphore;
 /// notifications, live on the runtime on which it was connected or first used; if that ends, or makes no progress while
 /// something waits for it, they move to a thread of the crate, once and for good. Leases are renewed from another
 /// thread of the crate, even while the application blocks its threads; only `memory:`, and a custom store that turns
-/// [`own_thread`](crate::backend::Capabilities::own_thread) off, renews them where the client lives, never moves, and
-/// is started again by the next call when its runtime has ended.
+/// [`own_thread`](crate::backend::Capabilities::own_thread) off, renews them where the client lives: when that runtime has
+/// ended, the client goes on where somebody waits, or with the next call.
 ///
 /// When the last handle (client, primitive or guard) is dropped, pending releases are sent and the connections are
 /// closed. To wait for that, call [`shutdown`](Self::shutdown).

@@ -565,7 +565,7 @@ impl Keeper {
     }
 }
 
-/// The crate's own thread. Where it cannot be started, held leases are kept on the caller's runtime.
+/// The crate's own thread. Where it cannot be started, held leases are kept where the client lives.
 fn own_thread() -> Option<Handle> {
     match background::handle() {
         Ok(background) => Some(background),

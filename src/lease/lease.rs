@@ -344,7 +344,7 @@ impl Lease {
         Some(Request { claim: self.claim(), ..self.request.clone() })
     }
 
-    /// Makes a request or a renewal due again that was in flight in an earlier run. A first request that is in flight
+    /// Makes a request or a renewal due again that was in flight before the tasks were started again. A first request that is in flight
     /// is repeated when it is answered, because events may have been lost. `false` if the keeper has nothing to do for
     /// this lease.
     pub(super) fn take_over(&self, now: Instant) -> bool {
@@ -1071,7 +1071,7 @@ mod tests {
 
     /// The grant may have been pushed to the runtime that has ended.
     #[test]
-    fn a_first_request_that_is_answered_after_another_runtime_took_over_is_repeated() {
+    fn a_first_request_that_is_answered_after_the_client_has_moved_is_repeated() {
         let (lease, now) = (lease(), Instant::now());
         assert!(!lease.take_over(now), "its sender waits for the answer");
         lease.answered(queued(7), now, now);

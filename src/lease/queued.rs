@@ -166,7 +166,7 @@ impl Flight {
         }
     }
 
-    /// It was in flight in an earlier run of the keeper's tasks, if at all, and events may have been lost. `false` if
+    /// It was in flight when the keeper's tasks were started again, if at all, and events may have been lost. `false` if
     /// the keeper has nothing to do for it before it is answered.
     pub(super) const fn take_over(&mut self, now: Instant) -> bool {
         match self {

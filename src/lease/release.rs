@@ -392,8 +392,8 @@ impl Keeper {
         }
     }
 
-    /// The client has moved to the crate's own thread. Keeps the application waiting for releases that were in flight when its runtime
-    /// ended, if others did not keep it waiting in vain.
+    /// A runtime of the application ends. Keeps the application waiting for releases that are in flight, if others did not
+    /// keep it waiting in vain.
     pub(super) fn wait_for_last_releases(&self) {
         let limit = LAST_RELEASES.min(self.drops_wait.lock().left());
         let (Some(keeper), Some(background)) = (self.this.upgrade(), &self.background) else { return };

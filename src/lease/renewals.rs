@@ -43,7 +43,7 @@ impl Keeper {
         in_flight.fetch_add(leases.len(), Ordering::Relaxed);
         let sent = Instant::now();
         let ends = leases.iter().flatten().filter_map(|lease| lease.ends()).max();
-        // Also if this is dropped: another run of the keeper's tasks may have taken over.
+        // Also if this is dropped: the keeper's tasks may have been started again.
         let mut leases = guard(leases, move |mut leases| {
             let unanswered =
                 || Err(BackendError::Unanswered { source: "the store did not answer this renewal".into() });

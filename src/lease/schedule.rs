@@ -44,7 +44,7 @@ struct Due {
     file_recent_at: Option<Instant>,
     /// When the task of this list will wake next.
     alarm: Option<Instant>,
-    /// Notified when something is due before that. Replaced with each run of the task: an earlier one may still wait, on a runtime
+    /// Notified when something is due before that. Replaced whenever the task is started: an earlier one may still wait, on a runtime
     /// that is not driven, and must not be notified in place of the current one.
     rescheduled: Arc<Notify>,
 }

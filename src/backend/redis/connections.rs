@@ -1,5 +1,5 @@
-//! The connections where the client lives: those for commands, and one that is subscribed. When the client moves, they are opened again on
-//! the crate's own thread, as after a loss.
+//! The connections where the client lives: those for commands, and one that is subscribed. When the client moves, they are
+//! opened again where it lives then, as after a loss.
 
 use std::mem;
 use std::sync::Arc;

@@ -15,7 +15,6 @@ impl Quorum {
     /// The events for the client from now on.
     pub(super) fn events(self: &Arc<Self>) -> BoxStream<'static, Event> {
         let events = self.events.lock().open();
-        // The runtime on which nodes were being connected may have ended.
         self.connect_in_background();
         let nodes = self.all().map(|n| {
             let handle = Arc::clone(&self.nodes[n]);

@@ -214,7 +214,7 @@ impl NodeHandle {
         loop {
             match builder.clone().connect().await {
                 Ok(backend) => {
-                    // One that was given up may have been faster.
+                    // There is one task that connects.
                     let _ = self.node.set(Arc::new(backend));
                     *self.failure.lock() = None;
                     self.status.send_replace(Status::Connected);

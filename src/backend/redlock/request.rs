@@ -400,7 +400,7 @@ impl Quorum {
     pub(super) fn resolve(self: &Arc<Self>, lease: LeaseRef) {
         let (quorum, id) = (Arc::clone(self), lease.id);
         self.spawn(async move {
-            // If the runtime ends, a task on the next one takes over.
+            // If the runtime ends, the next event of a node has another task do it.
             let resolving = guard(Arc::clone(&quorum), |quorum| {
                 quorum.leases.with(id, |entry| entry.resolving = false);
             });

@@ -226,7 +226,7 @@ impl Nodes {
     }
 
     /// Completes when a node that serves slots is not connected, of those that have been needed. Those whose runtime has ended are
-    /// connected when they are needed again.
+    /// connected again by the move.
     async fn until_one_is_lost(&self) {
         let map = self.slots.map();
         let mut connections = self.connections();
