@@ -1,7 +1,7 @@
 //! Where a client lives: the runtime of its connections and of its tasks.
 //!
-//! That is the runtime on which it was connected, or used first if it connects lazily: in a program with one runtime, no
-//! call has to pass from one thread to another. The client moves to a thread of the crate, once and for good, if that
+//! That is the runtime on which its connections were opened (Redis, Redlock), or on which it was used first: in a program
+//! with one runtime, no call has to pass from one thread to another. The client moves to a thread of the crate, once and for good, if that
 //! runtime ends, or makes no progress while somebody waits on another one, a release is late, or the client is closed:
 //! that thread never ends, and is always driven. What was in progress counts as unanswered, as after a reconnect.
 //!
