@@ -128,7 +128,8 @@ impl Keeper {
             // The task that sends them has been woken by a worker that is blocked, which no other worker takes over.
             let is_any_unsent = !are_any_sent && releases.is_any_unsent(late_below, MAX_RELEASES);
             let is_any_late = releases.is_any_late(late_below);
-            if home.runtime().is_some() {
+            let are_needed = !abandoned.is_cancelled() || releases.is_any_waiting();
+            if are_needed && home.runtime().is_some() {
                 keeper.restart_tasks_that_are_over();
             }
             // Not kept alive while this waits.
