@@ -67,6 +67,8 @@ pub(super) struct NodeEntry {
     pub(super) granted: bool,
     /// The ticket of its place.
     ticket: Option<Ticket>,
+    /// The ticket of the place that it had when the client was last told about its places.
+    reported: Option<Ticket>,
     /// The ticket of the last grant that was pushed.
     notified: Option<Ticket>,
     /// Until when the node may end its grant at any time, because it has been asked to: until it confirms that, or its
@@ -316,23 +318,17 @@ impl Entry {
         Some(self.token.take().unwrap_or(FencingToken::new(0)))
     }
 
-    /// The ticket reported to the client: it stays the same as long as one of the places does.
-    pub(super) fn ticket(
-        &mut self,
-        places: impl Iterator<Item = (usize, Queued)> + Clone,
-        before: &[Option<Ticket>],
-    ) -> Ticket {
-        let kept = places.clone().any(|(node, queued)| before[node] == Some(queued.ticket));
-        let newest = places.map(|(_, queued)| queued.ticket).max();
+    /// The ticket reported to the client: it stays the same as long as one of the places does that it was reported for.
+    pub(super) fn ticket(&mut self, places: impl Iterator<Item = (usize, Queued)>) -> Ticket {
+        let (mut kept, mut newest) = (false, Ticket::new(0));
+        for (node, Queued { ticket, .. }) in places {
+            kept |= self.nodes[node].reported.replace(ticket) == Some(ticket);
+            newest = newest.max(ticket);
+        }
         match self.ticket {
             Some(ticket) if kept => ticket,
-            _ => *self.ticket.insert(newest.unwrap_or(Ticket::new(0))),
+            _ => *self.ticket.insert(newest),
         }
-    }
-
-    /// The tickets of its places.
-    pub(super) fn tickets(&self) -> SmallVec<[Option<Ticket>; USUAL]> {
-        self.nodes.iter().map(|node| node.ticket).collect()
     }
 }
 

@@ -7,7 +7,6 @@ use std::time::Duration;
 use futures::FutureExt;
 use futures::future::join_all;
 use scopeguard::{ScopeGuard, guard};
-use smallvec::SmallVec;
 use tokio::task::JoinHandle;
 use tokio::time::{Instant, sleep, timeout};
 
@@ -15,8 +14,8 @@ use super::TOKENS_PER_GRANT;
 use super::leases::FollowUp;
 use super::quorum::Quorum;
 use super::round::Round;
-use super::votes::{Decision, USUAL, Votes};
-use crate::backend::{Answer, BackendError, Event, Grant, LeaseId, LeaseRef, Queued, Request, Ticket};
+use super::votes::{Decision, Votes};
+use crate::backend::{Answer, BackendError, Event, Grant, LeaseId, LeaseRef, Queued, Request};
 use crate::fence::FencingToken;
 
 /// How often a request that does not wait is repeated because the votes were split.
@@ -31,8 +30,6 @@ struct Ballot {
     /// The nodes whose grants count, as bits: while a node is asked to end an earlier grant, it may end this one as
     /// well.
     counting: u32,
-    /// The tickets of its earlier places.
-    places: SmallVec<[Option<Ticket>; USUAL]>,
     /// The token, if a majority was known to hold the lease before, and nobody but this lease can have changed it.
     held: Option<FencingToken>,
 }
@@ -131,18 +128,18 @@ impl Quorum {
         for n in self.all().filter(|n| !is_asked(n)) {
             votes.cast(n, Err(left_alone()));
         }
-        let (counting, places, held) = self.leases.with(asked.lease.id, |entry| {
+        let (counting, held) = self.leases.with(asked.lease.id, |entry| {
             let counting =
                 self.all().filter(is_asked).fold(0, |bits, n| bits | u32::from(entry.sent(n)) << n);
             // That of an owner may be greater by now, because of holds from other clients.
             let held = entry.token.filter(|_| asked.claim.owner().is_none());
-            (counting, entry.tickets(), held)
+            (counting, held)
         })?;
         let round = self.round(self.all().filter(is_asked), time_limit, |_, node| {
             let request = Arc::clone(asked);
             async move { node.request_from(&request, proposed).await }
         });
-        Some(Ballot { asked: Arc::clone(asked), sent, round, votes, counting, places, held })
+        Some(Ballot { asked: Arc::clone(asked), sent, round, votes, counting, held })
     }
 
     /// Waits for answers until they decide.
@@ -180,7 +177,7 @@ impl Quorum {
     fn queued(self: &Arc<Self>, ballot: Ballot) -> Option<(Queued, FollowUp)> {
         let queued = self.leases.with(ballot.asked.lease.id, |entry| {
             entry.token = None;
-            let ticket = entry.ticket(ballot.votes.places(), &ballot.places);
+            let ticket = entry.ticket(ballot.votes.places());
             (Queued::new(ticket, ballot.votes.ask_again_in(), None), entry.next())
         });
         self.finish(ballot);

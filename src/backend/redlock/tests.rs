@@ -483,6 +483,31 @@ async fn a_client_that_stops_repeating_keeps_nothing_for_longer_than_a_ttl() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn places_that_were_given_up_for_others_have_another_ticket() {
+    let stores = Stores::new(2);
+    let (holder, client, mut next) = (stores.client(), stores.client(), stores.client());
+    // Their events are listened to from here on.
+    sleep(Duration::from_millis(1)).await;
+    let (held, behind) = (holder.new_request(), next.new_request().waiting());
+    holder.grant(&held).await;
+    let waiting = client.new_request().waiting();
+    let place = async || match client.ask(&waiting).await {
+        Ok(Answer::Queued(queued)) => queued.ticket,
+        other => panic!("not queued: {other:?}"),
+    };
+    let ticket = place().await;
+    assert_eq!(place().await, ticket, "it has the same places");
+    assert!(matches!(next.ask(&behind).await, Ok(Answer::Queued(_))));
+    // One of two nodes grants it, which does not last, until it gives up its places on both.
+    holder.set(&[1], Hangs::Releases);
+    assert!(holder.release(&held).await.is_err());
+    holder.set(&[1], Hangs::Nothing);
+    holder.release(&held).await.unwrap();
+    next.wait(&behind).await;
+    assert!(place().await > ticket, "the ticket of places that it no longer has");
+}
+
+#[tokio::test(start_paused = true)]
 async fn nodes_that_disagree_on_a_token_receive_the_greatest() {
     let stores = Stores::new(3);
     let client = stores.client();
@@ -776,7 +801,12 @@ fn a_renewal_is_lost_only_if_no_majority_can_hold_it() {
     let (kept, lost, none) = (|| Ok(Renewal::Renewed), || Ok(Renewal::Lost(Expired)), || Err(failed()));
     assert_eq!(decided(5, vec![kept(), lost(), lost(), kept()]), None);
     assert_eq!(decided(5, vec![kept(), lost(), lost(), kept(), kept()]), Some(Ok(Renewal::Renewed)));
-    assert_eq!(decided(5, vec![lost(), Ok(Renewal::Lost(Taken)), lost()]), Some(Ok(Renewal::Lost(Expired))));
+    assert_eq!(
+        decided(5, vec![lost(), Ok(Renewal::Lost(Missing)), lost()]),
+        Some(Ok(Renewal::Lost(Expired)))
+    );
+    // To another client, although that has reached only one of the nodes that have answered.
+    assert_eq!(decided(5, vec![lost(), Ok(Renewal::Lost(Taken)), lost()]), Some(Ok(Renewal::Lost(Taken))));
     assert_eq!(decided(5, vec![kept(), kept(), lost(), lost(), none()]), Some(Err(())));
     assert_eq!(decided(5, vec![none(), none(), none()]), Some(Err(())));
     // By force, if any node says so.

@@ -76,7 +76,7 @@ impl Votes {
     }
 
     /// The places in the queues, by node.
-    pub(super) fn places(&self) -> impl Iterator<Item = (usize, Queued)> + Clone {
+    pub(super) fn places(&self) -> impl Iterator<Item = (usize, Queued)> {
         self.answers.iter().enumerate().filter_map(|(node, answer)| match answer {
             Some(Ok(Answer::Queued(queued))) => Some((node, *queued)),
             _ => None,
@@ -276,23 +276,18 @@ impl Renewals {
         Some(answer)
     }
 
-    /// Why it was lost: by force if any node says so, and otherwise what most nodes say.
+    /// Why it was lost: by force or to another client if any node says so, since the nodes that have not answered yet may say the same,
+    /// and otherwise what most nodes say.
     fn reason(&self) -> Option<LossReason> {
-        let reasons: SmallVec<[_; USUAL]> = self
-            .answers
-            .iter()
-            .flatten()
-            .filter_map(|answer| match answer {
-                Ok(Renewal::Lost(reason)) => Some(*reason),
-                _ => None,
-            })
-            .collect();
-        let is_revoked = reasons.contains(&LossReason::Revoked);
-        let most = reasons
-            .iter()
-            .copied()
-            .max_by_key(|reason| reasons.iter().filter(|other| *other == reason).count());
-        if is_revoked { Some(LossReason::Revoked) } else { most }
+        use LossReason::{Revoked, Taken};
+        let reasons = self.answers.iter().flatten().filter_map(|answer| match answer {
+            Ok(Renewal::Lost(reason)) => Some(*reason),
+            _ => None,
+        });
+        let reasons: SmallVec<[_; USUAL]> = reasons.collect();
+        let most = |reason: &LossReason| reasons.iter().filter(|other| *other == reason).count();
+        let decisive = [Revoked, Taken].into_iter().find(|reason| reasons.contains(reason));
+        decisive.or_else(|| reasons.iter().copied().max_by_key(most))
     }
 
     /// Whether a majority has renewed it.
