@@ -57,6 +57,11 @@ macro_rules! delegate {
             self.$field.inspect(resource, detail)
         }
     };
+    (@list $field:tt) => {
+        fn list<'a>(&'a self, prefix: &'a str) -> BoxStream<'a, Result<Listed, BackendError>> {
+            self.$field.list(prefix)
+        }
+    };
     (@events $field:tt) => {
         fn events(&self) -> BoxStream<'static, Event> {
             self.$field.events()

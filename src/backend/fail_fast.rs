@@ -11,7 +11,7 @@ use tokio::sync::Semaphore;
 
 use super::{
     Answer, Answered, Backend, BackendError, Capabilities, Detail, Event, Finding, Inspection, LeaseId,
-    LeaseRef, Limit, Released, Renew, Request, Resource, Status, StoreState, delegate,
+    LeaseRef, Limit, Listed, Released, Renew, Request, Resource, Status, StoreState, delegate,
 };
 use crate::home::Home;
 use crate::runtime::spawn_on;
@@ -73,8 +73,8 @@ fn unreachable(state: &StoreState) -> Option<String> {
 
 impl Backend for FailFast {
     delegate! {
-        store: lease_id renew release release_permits release_from_own_thread capabilities state state_changes
-        ping check home close
+        store: lease_id renew release release_permits release_from_own_thread list capabilities state
+        state_changes ping check home close
     }
 
     fn request<'a>(&'a self, request: &'a Request) -> BoxFuture<'a, Result<Answer, BackendError>> {

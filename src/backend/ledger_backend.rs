@@ -203,7 +203,7 @@ macro_rules! backend_on_ledger {
 
             impl Backend for $name {
                 delegate! {
-                    0: lease_id request renew release release_permits force_release set_limit inspect events
+                    0: lease_id request renew release release_permits force_release set_limit inspect list events
                     capabilities state state_changes ping check close
                 }
             }

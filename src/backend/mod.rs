@@ -101,8 +101,8 @@ pub use lease_id::LeaseId;
 pub use ledger::{Effects, Ledger, Stamp};
 pub use ledger_backend::{LedgerBackend, LedgerStore};
 pub use types::{
-    Answer, Answered, Capabilities, Claim, Detail, Event, Grant, Kind, LeaseRef, Limit, Queued, Released,
-    Renew, Renewal, Request, Resource, Ticket, Wakes,
+    Answer, Answered, Capabilities, Claim, Detail, Event, Grant, Kind, LeaseRef, Limit, Listed, Queued,
+    Released, Renew, Renewal, Request, Resource, Ticket, Wakes,
 };
 
 // What users of a client see as well is in the crate's root, and what belongs to one store in a module of its own.
@@ -169,6 +169,15 @@ pub trait Backend: fmt::Debug + Send + Sync + 'static {
         resource: &'a Resource,
         detail: Detail,
     ) -> BoxFuture<'a, Result<Inspection, BackendError>>;
+
+    /// What is held or awaited under keys that begin with `prefix`, in no guaranteed order, in small steps that hold up no other client: what
+    /// is held or awaited throughout is reported once, and what begins or ends meanwhile may be missing or reported. A resource of which no
+    /// live hold or place is left is not reported. Changes nothing. Stores that cannot do it fail with [`BackendError::Unsupported`].
+    fn list<'a>(&'a self, prefix: &'a str) -> BoxStream<'a, Result<Listed, BackendError>> {
+        let _ = prefix;
+        let reason = "this store cannot list what it has".to_owned();
+        stream::iter([Err(BackendError::Unsupported { reason })]).boxed()
+    }
 
     /// The events for this client from now on. A later stream replaces an earlier one. The stream of a store without
     /// events stays pending forever; it must not end.

@@ -219,13 +219,17 @@ pub struct Request {
     pub waits: bool,
     /// How many tokens its grant reserves: one for each hold that the lease may have within the client.
     pub tokens: u32,
+    /// What the client is called, for people who look at the store: [`Holder::label`].
+    pub label: Option<Arc<str>>,
+    /// What this acquisition is for: [`Holder::note`].
+    pub note: Option<Arc<str>>,
 }
 
 impl Request {
     /// A request that does not wait, for a grant that reserves one token.
     #[must_use]
     pub const fn new(lease: LeaseRef, claim: Claim, ttl: Duration) -> Self {
-        Self { lease, claim, ttl, waits: false, tokens: 1 }
+        Self { lease, claim, ttl, waits: false, tokens: 1, label: None, note: None }
     }
 
     /// The same request, which waits in the queue.
@@ -511,13 +515,28 @@ pub struct Holder {
     pub permits: u32,
     /// The owner for which a reentrant lock is held.
     pub owner: Option<String>,
+    /// What its client is called; `None` if the store does not record labels, or the holder has none.
+    pub label: Option<String>,
+    /// The note that was given with the acquisition.
+    pub note: Option<String>,
+    /// For how long it has been held, if the store knows.
+    pub held_for: Option<Duration>,
 }
 
 impl Holder {
     /// A holder with this id, token and remaining time, of one permit and no owner.
     #[must_use]
     pub fn new(id: impl Into<String>, token: Option<FencingToken>, remaining: Option<Duration>) -> Self {
-        Self { id: id.into(), token, remaining, permits: 1, owner: None }
+        Self {
+            id: id.into(),
+            token,
+            remaining,
+            permits: 1,
+            owner: None,
+            label: None,
+            note: None,
+            held_for: None,
+        }
     }
 }
 
@@ -531,6 +550,9 @@ impl fmt::Debug for Holder {
             .field("remaining", &self.remaining)
             .field("permits", &self.permits)
             .field("owner", &self.owner)
+            .field("label", &self.label)
+            .field("note", &self.note)
+            .field("held_for", &self.held_for)
             .finish()
     }
 }
@@ -545,13 +567,17 @@ pub struct Waiter {
     pub remaining: Duration,
     /// How many permits it waits for; 1 for a lock.
     pub permits: u32,
+    /// What its client is called; `None` if the store does not record labels, or the waiter has none.
+    pub label: Option<String>,
+    /// The note that was given with the request.
+    pub note: Option<String>,
 }
 
 impl Waiter {
     /// A waiter with this id for one permit, whose place lasts for `remaining`.
     #[must_use]
     pub const fn new(id: LeaseId, remaining: Duration) -> Self {
-        Self { id, remaining, permits: 1 }
+        Self { id, remaining, permits: 1, label: None, note: None }
     }
 }
 
@@ -630,5 +656,25 @@ mod tests {
         assert!(!format!("{holder:?}").contains(tail));
         let foreign = Holder::new("secret", None, None);
         assert!(!format!("{foreign:?}").contains("secret"));
+    }
+}
+
+/// Something that is held or awaited: see [`Backend::list`](super::Backend::list).
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Listed {
+    /// What it is. A store that does not tell the two kinds of locks apart reports [`Kind::Mutex`] for both.
+    pub resource: Resource,
+    /// The holders, with as much as the store knows without further requests.
+    pub holders: Vec<Holder>,
+    /// How many wait for it.
+    pub waiters: usize,
+}
+
+impl Listed {
+    /// Of these parts.
+    #[must_use]
+    pub const fn new(resource: Resource, holders: Vec<Holder>, waiters: usize) -> Self {
+        Self { resource, holders, waiters }
     }
 }

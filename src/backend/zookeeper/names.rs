@@ -108,9 +108,8 @@ impl ChildName {
             resource = Resource::split_at(key, prefix, kind)?;
         }
         let lease = LeaseRef::new(id, resource);
-        let request =
-            Request { lease, claim: claim(permits, owner, kind.is_semaphore()), ttl, waits: true, tokens };
-        Some(Self { request, number })
+        let request = Request::new(lease, claim(permits, owner, kind.is_semaphore()), ttl).waiting();
+        Some(Self { request: Request { tokens, ..request }, number })
     }
 
     pub(super) const fn lease(&self) -> LeaseId {
