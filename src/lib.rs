@@ -17,7 +17,7 @@
 //!
 //! Everything you acquire is a **lease**: the store ends it on its own if the holder dies, it is renewed in the background
 //! while its [`Guard`] is alive, and it carries a [`FencingToken`]. The page of [`Client`] shows everything in examples, and
-//! the README states the guarantees and their limits.
+//! the guide states the guarantees and their limits.
 //!
 //! # Which primitive
 //!
@@ -155,9 +155,20 @@ pub mod zookeeper {
     pub use crate::backend::zookeeper::{ZookeeperBackend, ZookeeperBuilder};
 }
 
+/// The README and the guide, whose examples are tests.
 #[cfg(doctest)]
-#[doc = include_str!("../README.md")]
-struct Readme;
+mod guide {
+    #[doc = include_str!("../README.md")]
+    struct Readme;
+    #[doc = include_str!("../docs/guide/fencing.md")]
+    struct Fencing;
+    #[doc = include_str!("../docs/guide/shutdown.md")]
+    struct Shutdown;
+    #[doc = include_str!("../docs/guide/testing.md")]
+    struct Testing;
+    #[doc = include_str!("../docs/guide/ttl.md")]
+    struct Ttl;
+}
 
 #[cfg(test)]
 mod tests {
