@@ -179,7 +179,7 @@ use crate::semaphore::CountingSemaphore;
 /// closed. To wait for that, call [`shutdown`](Self::shutdown).
 #[derive(Clone)]
 pub struct Client {
-    engine: Arc<Engine>,
+    pub(crate) engine: Arc<Engine>,
     defaults: Arc<Defaults>,
 }
 
@@ -524,6 +524,39 @@ impl Client {
             return Err(self.engine.error(BackendError::Closed, "check", None));
         }
         self.engine.backend().check().await.map_err(|error| self.engine.error(error, "check", None))
+    }
+
+    /// Takes no new requests, lets holders finish, and then [shuts down](Self::shutdown): for a service that is told to
+    /// stop. From the first poll on, new requests and those that wait fail with [`Error::Closed`]. What is held stays held
+    /// and renewed until its guards are gone, for at most `limit`; guards that are left then lose their leases, for the reason
+    /// [`ClientClosed`](crate::LossReason::ClientClosed). An owner of a [reentrant lock](ReentrantLock) can lock again what it
+    /// holds in this client. `Election::run` steps down at once, and `Once::run` after
+    /// the tick that it is running.
+    ///
+    /// ```
+    /// # use std::time::Duration;
+    /// # use leasehold::Error;
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> Result<(), Error> {
+    /// # let client = leasehold::Client::memory();
+    /// let guard = client.mutex("machine:42")?.lock().await?;
+    /// let work = tokio::spawn(async move { guard.release().await });
+    /// client.close(Duration::from_secs(30)).await?;
+    /// work.await.expect("it does not panic")?; // it was held until the end
+    /// assert!(matches!(client.mutex("machine:43")?.lock().await, Err(Error::Closed { .. })));
+    /// # Ok(()) }
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// As for [`shutdown`](Self::shutdown), which takes up to 5 s in addition to `limit`.
+    ///
+    /// # Cancel safety
+    ///
+    /// If the future is dropped after it was polled, the client takes no new requests any more, and holders go on. Call `close` again to wait for
+    /// them, or `shutdown` to end them.
+    pub async fn close(&self, limit: Duration) -> Result<(), Error> {
+        self.engine.close_within(limit).await
     }
 
     /// Shuts down everything that was created from this client: waiting requests fail with [`Error::Closed`], live

@@ -163,7 +163,7 @@ impl<'a> Waiter<'a> {
             // It may have been handed this hold while a request of its own was in flight.
             self.leave();
             match hold.loss(Instant::now()) {
-                None if self.keeper.closing.is_closed() => {
+                None if self.keeper.draining.is_closed() => {
                     self.keeper.return_hold(&hold);
                     return Err(self.closed());
                 }
@@ -228,7 +228,7 @@ impl<'a> Waiter<'a> {
         let finished = pin!(keeper.releases.finished(&self.resource.key));
         let finished = pin!(keeper.home.awaiting(finished));
         // A timeout is not an error: the request is sent and finds whatever is still held.
-        timeout_at(until, self.keeper.closing.unless(finished)).await.is_ok() || until == latest
+        timeout_at(until, self.keeper.draining.unless(finished)).await.is_ok() || until == latest
     }
 
     /// Joins the queue of its group, or opens a lease for itself alone.
@@ -276,7 +276,7 @@ impl<'a> Waiter<'a> {
         let dropped = guard(&lease, |lease| self.keeper.request_dropped(lease));
         let asked = send(self.keeper, &lease, self.wait);
         let asked = match &mut self.receiver {
-            None => self.keeper.closing.unless(pin!(asked)).await.ok_or_else(|| self.closed())?,
+            None => self.keeper.draining.unless(pin!(asked)).await.ok_or_else(|| self.closed())?,
             // Closing the client drops the sender, which ends the wait.
             Some(receiver) => tokio::select! {
                 biased;
@@ -460,7 +460,7 @@ impl<'a> Waiter<'a> {
     }
 
     fn check_open(&self) -> Result<(), Error> {
-        if self.keeper.closing.is_closed() { Err(self.closed()) } else { Ok(()) }
+        if self.keeper.draining.is_closed() { Err(self.closed()) } else { Ok(()) }
     }
 
     fn timed_out(&self) -> Error {

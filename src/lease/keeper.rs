@@ -46,6 +46,8 @@ pub(crate) struct Keeper {
     pub(super) releases: ReleaseQueue,
     pub(super) queues: Queues<oneshot::Sender<Message>>,
     pub(super) owners: Owners,
+    /// Whether new requests are refused. Set before `closing`, or with it.
+    pub(super) draining: Closing,
     pub(super) closing: Closing,
     pub(super) origin: Origin,
     /// How many releases were never confirmed.
@@ -79,6 +81,7 @@ impl Keeper {
             releases: ReleaseQueue::default(),
             queues: Queues::default(),
             owners: Owners::default(),
+            draining: Closing::default(),
             closing: Closing::default(),
             origin: Origin::default(),
             given_up: AtomicUsize::new(0),
@@ -118,6 +121,11 @@ impl Keeper {
         self.origin.was_elsewhere(now)
     }
 
+    /// Whether new requests are refused.
+    pub(crate) const fn draining(&self) -> &Closing {
+        &self.draining
+    }
+
     pub(crate) const fn closing(&self) -> &Closing {
         &self.closing
     }
@@ -145,7 +153,7 @@ impl Keeper {
         with_queue(&self.queues, group, None, change)
     }
 
-    /// Creates a lease, which the client owns from here on. `None` once the client is closed.
+    /// Creates a lease, which the client owns from here on. `None` once the client takes no new requests.
     pub(super) fn open(
         &self,
         resource: &Resource,
@@ -159,7 +167,7 @@ impl Keeper {
         (request.waits, request.tokens) = (waits, tokens(group.is_some()));
         let lease = Lease::new(request, Arc::clone(terms), group);
         let mut leases = self.leases.lock();
-        if self.closing.is_closed() {
+        if self.draining.is_closed() {
             return None;
         }
         leases.insert(lease.id().sequence(), Arc::clone(&lease));
@@ -172,7 +180,7 @@ impl Keeper {
         let is_known = leases.get(&id.sequence()).is_some_and(|lease| lease.id() == id);
         let forgotten = if is_known { leases.remove(&id.sequence()) } else { None };
         drop(leases);
-        if self.closing.is_closed() {
+        if self.draining.is_closed() {
             self.releases.recheck();
         }
         forgotten
@@ -544,17 +552,24 @@ impl Keeper {
         self.queue_release(PendingRelease { next, ..PendingRelease::of(lease, lease.take_known()) });
     }
 
-    /// Closes the client: no more requests are sent, and every held lease is lost.
-    ///
-    /// Requests are ended first: otherwise, what the client releases afterwards would be granted to its own waiters.
-    pub(super) fn close(&self) {
-        self.closing.close();
+    /// Takes no new requests from here on, and gives up those that wait. Returns the leases that were granted.
+    pub(super) fn drain(&self) -> Vec<Arc<Lease>> {
+        self.draining.close();
         drop(take_all_waiters(&self.queues));
         let leases: Vec<_> = self.leases.lock().values().cloned().collect();
         let (waited, granted): (Vec<_>, Vec<_>) = leases.into_iter().partition(|lease| lease.give_up());
         for lease in waited {
             self.release_if_known(&lease);
         }
+        granted
+    }
+
+    /// Closes the client: no more requests are sent, and every held lease is lost.
+    ///
+    /// Requests are ended first: otherwise, what the client releases afterwards would be granted to its own waiters.
+    pub(super) fn close(&self) {
+        let granted = self.drain();
+        self.closing.close();
         for lease in granted {
             lease.lose(LossReason::ClientClosed);
             if lease.claim_release() {
