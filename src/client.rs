@@ -11,6 +11,7 @@ use tokio::time::timeout;
 use crate::backend::{Backend, BackendError, Finding, MemoryBackend, NodeState, Status, StoreState, by_url};
 use crate::error::Error;
 use crate::fair_semaphore::FairSemaphore;
+use crate::label;
 use crate::lease::Engine;
 use crate::mutex::DistMutex;
 use crate::options::{MutexOptions, SemaphoreOptions};
@@ -253,7 +254,7 @@ impl Client {
     /// # }
     /// ```
     pub fn builder(url: impl Into<String>) -> ClientBuilder {
-        ClientBuilder { url: url.into(), fail_fast: false, defaults: Defaults::default() }
+        ClientBuilder { url: url.into(), fail_fast: false, label: None, defaults: Defaults::default() }
     }
 
     /// Creates a client of a new, empty store in the memory of this process.
@@ -267,7 +268,8 @@ impl Client {
     /// The client takes over the backend: shutting down the client closes the backend, even if other clients use it.
     #[must_use]
     pub fn with_backend(backend: Arc<dyn Backend>) -> Self {
-        Self { engine: Arc::new(Engine::new(backend)), defaults: Arc::default() }
+        let label = Some(label::default_label());
+        Self { engine: Arc::new(Engine::new(backend, label)), defaults: Arc::default() }
     }
 
     /// The same client, whose locks have these options unless they are created with others. Existing locks and other clones
@@ -585,6 +587,7 @@ impl Client {
 pub struct ClientBuilder {
     url: String,
     fail_fast: bool,
+    label: Option<String>,
     defaults: Defaults,
 }
 
@@ -609,6 +612,25 @@ impl ClientBuilder {
         self
     }
 
+    /// What the client is called at the store, for people who look at it: `inspect` and errors say who holds, and the
+    /// connections to the store are named after it where the store has names for them. At most
+    /// [`MAX_LABEL_BYTES`](crate::MAX_LABEL_BYTES), without control characters. The empty label is none.
+    ///
+    /// Default: the host name and the process id, such as `api-7 (pid 4711)`.
+    ///
+    /// ```
+    /// # use leasehold::Client;
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> Result<(), leasehold::Error> {
+    /// let client = Client::builder("memory:").label("importer-2").connect().await?;
+    /// assert_eq!(client.label(), Some("importer-2"));
+    /// # Ok(()) }
+    /// ```
+    pub fn label(mut self, label: impl Into<String>) -> Self {
+        self.label = Some(label.into());
+        self
+    }
+
     /// The options of locks that are created without any, such as a TTL and a prefix for all locks of a service. They
     /// are validated when a lock is created.
     pub fn mutex_options(mut self, options: MutexOptions) -> Self {
@@ -626,18 +648,19 @@ impl ClientBuilder {
     ///
     /// # Errors
     ///
-    /// As for [`Client::connect`].
+    /// As for [`Client::connect`]. [`Error::InvalidArgument`] for a label that is too long or contains control characters.
     ///
     /// # Cancel safety
     ///
     /// Dropping the future closes whatever was opened.
     pub async fn connect(self) -> Result<Client, Error> {
+        let label = label::label(self.label.as_deref())?;
         let backend = if self.fail_fast {
             by_url::connect_fail_fast(&self.url).await?
         } else {
             by_url::connect(&self.url).await?
         };
-        Ok(Client { defaults: Arc::new(self.defaults), ..Client::with_backend(backend) })
+        Ok(Client { engine: Arc::new(Engine::new(backend, label)), defaults: Arc::new(self.defaults) })
     }
 
     /// Creates a client that connects on first use and keeps retrying. Needs no runtime.
@@ -646,12 +669,13 @@ impl ClientBuilder {
     ///
     /// As for [`Client::connect_lazy`].
     pub fn connect_lazy(self) -> Result<Client, Error> {
+        let label = label::label(self.label.as_deref())?;
         let backend = if self.fail_fast {
             by_url::connect_lazy_fail_fast(&self.url)?
         } else {
             by_url::connect_lazy(&self.url)?
         };
-        Ok(Client { defaults: Arc::new(self.defaults), ..Client::with_backend(backend) })
+        Ok(Client { engine: Arc::new(Engine::new(backend, label)), defaults: Arc::new(self.defaults) })
     }
 }
 

@@ -104,6 +104,7 @@ pub(crate) struct Waiter<'a> {
     resource: &'a Resource,
     settings: &'a Arc<Settings>,
     claim: &'a Claim,
+    note: Option<&'a Arc<str>>,
     /// The limit that the handle of a semaphore states.
     limit: Option<&'a StatedLimit>,
     wait: Wait,
@@ -126,11 +127,12 @@ impl<'a> Waiter<'a> {
         resource: &'a Resource,
         settings: &'a Arc<Settings>,
         claim: &'a Claim,
+        note: Option<&'a Arc<str>>,
         limit: Option<&'a StatedLimit>,
         wait: Wait,
     ) -> Self {
         let (place, lease, receiver) = (None, None, None);
-        Self { keeper, resource, settings, claim, limit, wait, place, lease, receiver }
+        Self { keeper, resource, settings, claim, note, limit, wait, place, lease, receiver }
     }
 
     /// Acquires a lease. Fails with [`Error::TimedOut`] if none was available for as long as the task waits.
@@ -233,7 +235,9 @@ impl<'a> Waiter<'a> {
 
     /// Joins the queue of its group, or opens a lease for itself alone.
     fn arrive(&mut self) -> Result<(), Error> {
-        let group = group(self.claim, self.settings).filter(|_| self.wait != Wait::No);
+        // A lease that is passed on keeps its note at the store.
+        let may_share = self.wait != Wait::No && self.note.is_none();
+        let group = group(self.claim, self.settings).filter(|_| may_share);
         let group = group.map(|terms| Group::new(Arc::clone(&self.resource.key), terms));
         if !group.is_some_and(|group| self.join(group)) {
             self.lease = Some(self.open(None).ok_or_else(|| self.closed())?);
@@ -243,7 +247,7 @@ impl<'a> Waiter<'a> {
     }
 
     fn open(&self, group: Option<Group>) -> Option<Arc<Lease>> {
-        self.keeper.open(self.resource, self.settings, self.claim, self.wait != Wait::No, group)
+        self.keeper.open(self.resource, self.settings, self.claim, self.note, self.wait != Wait::No, group)
     }
 
     /// Joins the queue of a group, and opens a lease if the group wants one more. `false` if the group follows another

@@ -21,8 +21,9 @@ const CLOSING: Duration = Duration::from_millis(500);
 pub(crate) struct Engine(Arc<Keeper>);
 
 impl Engine {
-    pub(crate) fn new(backend: Arc<dyn Backend>) -> Self {
-        Self(Keeper::new(backend))
+    /// For a client with this label.
+    pub(crate) fn new(backend: Arc<dyn Backend>, label: Option<Arc<str>>) -> Self {
+        Self(Keeper::new(backend, label))
     }
 
     /// Takes no new requests, waits until everything that is held is released or `limit` is over, and shuts the client down.

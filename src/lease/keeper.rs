@@ -40,6 +40,10 @@ pub(super) type Waiters = Queue<oneshot::Sender<Message>>;
 pub(crate) struct Keeper {
     pub(super) this: Weak<Self>,
     pub(super) backend: Arc<dyn Backend>,
+    /// What the client is called at the store.
+    label: Option<Arc<str>>,
+    /// An id that no lease has, for that of the client in it.
+    id: LeaseId,
     /// Every lease from before it is requested until its release is confirmed, by the number in its id.
     pub(super) leases: Mutex<HashMap<u64, Arc<Lease>>>,
     pub(super) schedule: Schedule,
@@ -70,12 +74,14 @@ pub(crate) struct Keeper {
 }
 
 impl Keeper {
-    pub(super) fn new(backend: Arc<dyn Backend>) -> Arc<Self> {
+    pub(super) fn new(backend: Arc<dyn Backend>, label: Option<Arc<str>>) -> Arc<Self> {
         let background = if backend.capabilities().own_thread { own_thread() } else { None };
-        let home = backend.home().unwrap_or_default();
+        let (home, id) = (backend.home().unwrap_or_default(), backend.lease_id());
         let keeper = Arc::new_cyclic(|this| Self {
             this: this.clone(),
             backend,
+            label,
+            id,
             leases: Mutex::default(),
             schedule: Schedule::default(),
             releases: ReleaseQueue::default(),
@@ -105,6 +111,15 @@ impl Keeper {
 
     pub(crate) const fn backend(&self) -> &Arc<dyn Backend> {
         &self.backend
+    }
+
+    pub(crate) const fn label(&self) -> Option<&Arc<str>> {
+        self.label.as_ref()
+    }
+
+    /// An id that begins as those of all leases of this client.
+    pub(crate) const fn id(&self) -> LeaseId {
+        self.id
     }
 
     pub(crate) const fn owners(&self) -> &Owners {
@@ -159,12 +174,14 @@ impl Keeper {
         resource: &Resource,
         terms: &Arc<Settings>,
         claim: &Claim,
+        note: Option<&Arc<str>>,
         waits: bool,
         group: Option<Group>,
     ) -> Option<Arc<Lease>> {
         let lease = LeaseRef::new(self.backend.lease_id(), resource.clone());
         let mut request = Request::new(lease, claim.clone(), terms.ttl);
         (request.waits, request.tokens) = (waits, tokens(group.is_some()));
+        (request.label, request.note) = (self.label.clone(), note.cloned());
         let lease = Lease::new(request, Arc::clone(terms), group);
         let mut leases = self.leases.lock();
         if self.draining.is_closed() {
@@ -322,7 +339,9 @@ impl Keeper {
         let mut leases = Vec::new();
         while queue.wanted() > 0 {
             let (terms, group) = (like.terms(), like.group().cloned());
-            let Some(lease) = self.open(like.resource(), terms, &like.claim(), true, group) else { break };
+            let Some(lease) = self.open(like.resource(), terms, &like.claim(), None, true, group) else {
+                break;
+            };
             queue.ask(lease.id());
             leases.push(lease);
         }
