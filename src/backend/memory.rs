@@ -181,7 +181,9 @@ impl MemoryBackend {
     fn reach(&self, link: Link) {
         self.store().link.send_if_modified(|now| {
             let changes = match (*now, link) {
-                (Link::Crashed { .. }, _) | (Link::Open, Link::Open) | (Link::Cut { .. }, Link::Cut { .. }) => false,
+                (Link::Crashed { .. }, _)
+                | (Link::Open, Link::Open)
+                | (Link::Cut { .. }, Link::Cut { .. }) => false,
                 (Link::Open | Link::Cut { .. }, _) => true,
             };
             if changes {
