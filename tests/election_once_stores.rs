@@ -24,15 +24,21 @@ mod zookeeper;
 mod zookeeper_wire;
 
 use std::collections::BTreeMap;
+use std::env;
 use std::future::pending;
+use std::io;
+use std::process;
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, SystemTime};
 
 use futures::StreamExt;
 use futures::future::join_all;
-use leasehold::{Client, Election, MutexOptions, OnDeadRunner, Once, OnceOptions, Tick, Ticks};
+use leasehold::{Client, Election, Leader, MutexOptions, OnDeadRunner, Once, OnceOptions, Tick, Ticks};
 use support::{Nodes, RedisServer, Worker, begun, eventually, say, within, worker_args};
-use tokio::time::Instant;
+use tokio::io::{AsyncBufReadExt, AsyncWriteExt, BufReader};
+use tokio::net::{TcpListener, TcpStream};
+use tokio::sync::watch;
+use tokio::time::{Instant, sleep, sleep_until};
 
 const SECOND: Duration = Duration::from_secs(1);
 /// What a busy machine may add to what is promised. What it took is printed.
@@ -72,6 +78,36 @@ async fn running_worker() {
         pending::<()>().await;
     };
     schedule.try_run_tick(number.parse().expect("a number"), job).await.expect("it is not lost");
+}
+
+/// Leads whenever it can, and increments the number in the register with every write, until it is killed.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn incrementing_worker() {
+    let Some(args) = worker_args() else { return };
+    let (register, url) = args.split_once(' ').expect("an address and a URL");
+    let me = process::id();
+    let election = election(url, BRIEF).await;
+    say("campaigns");
+    let job = async |leader: Leader| increment(register, leader.token.get(), me).await;
+    let outcome = election.run(&me.to_string(), job).await;
+    panic!("it goes on until it is killed: {outcome:?}");
+}
+
+async fn increment(register: &str, token: u64, me: u32) -> io::Result<()> {
+    let mut register = BufReader::new(TcpStream::connect(register).await?);
+    let mut number = ask(&mut register, &format!("{token} {me} read")).await?;
+    loop {
+        number = ask(&mut register, &format!("{token} {me} {}", number + 1)).await?;
+        sleep(Duration::from_millis(2)).await;
+    }
+}
+
+/// The number in the register, if it accepts the token.
+async fn ask(register: &mut BufReader<TcpStream>, request: &str) -> io::Result<u64> {
+    register.write_all(format!("{request}\n").as_bytes()).await?;
+    let mut answer = String::new();
+    register.read_line(&mut answer).await?;
+    answer.trim_end().parse().map_err(|_| io::Error::other(format!("refused: {answer}")))
 }
 
 // What every store promises
@@ -217,12 +253,12 @@ async fn schedulers_run_each_tick_once(url: &str) {
             std::future::ready(is_done)
         })
     };
-    done(first + 12).await;
+    done(first + 6).await;
     for (client, run) in schedulers.drain(..1).collect::<Vec<_>>() {
         client.close(SOON).await.expect("the tick that is run ends");
         run.await.expect("no panic").expect("closed");
     }
-    done(first + 24).await;
+    done(first + 12).await;
     join_all(schedulers.iter().map(|(client, _)| client.close(SOON)))
         .await
         .into_iter()
@@ -251,4 +287,138 @@ promises_on! {
     on_etcd: etcd::EtcdServer::start_or_skip;
     on_zookeeper: zookeeper::ZookeeperServer::shared_or_skip;
     on_sqlite: |_: &str| Some(sqlite::SqliteFile::new());
+}
+
+// Leaders that are killed all the time
+
+/// The lease of the leaders that are killed every two seconds.
+const BRIEF: Duration = Duration::from_secs(1);
+/// For how many seconds, with 40 processes; otherwise for a few, with fewer.
+const SOAK: &str = "LEASEHOLD_ELECTION_SOAK_SECONDS";
+
+/// A number that is changed only under a token that is not older than any before: what a leader works on.
+#[derive(Debug, Default)]
+struct Register {
+    token: u64,
+    number: u64,
+    accepted: u64,
+    refused: u64,
+    /// Which process has used which token.
+    leaders: BTreeMap<u64, u32>,
+    wrong: Vec<String>,
+}
+
+impl Register {
+    fn answer(&mut self, request: &str) -> String {
+        let [token, by, what] =
+            request.split(' ').collect::<Vec<_>>().try_into().expect("a token, a process, and a number");
+        let (token, by) = (token.parse().expect("a token"), by.parse().expect("a process"));
+        if token < self.token {
+            self.refused += 1;
+            return "stale".to_owned();
+        }
+        if *self.leaders.entry(token).or_insert(by) != by {
+            self.wrong.push(format!("two leaders under token {token}"));
+        }
+        self.token = token;
+        if what != "read" {
+            let number = what.parse().expect("a number");
+            if number != self.number + 1 {
+                self.wrong.push(format!("{by} replaced {} by {number} under token {token}", self.number));
+            }
+            self.number = number;
+            self.accepted += 1;
+        }
+        self.number.to_string()
+    }
+}
+
+/// Serves a register. Who has used the newest token is watched.
+async fn serve() -> (String, Arc<Mutex<Register>>, watch::Receiver<(u64, u32)>) {
+    let listener = TcpListener::bind("127.0.0.1:0").await.expect("a port is free");
+    let address = listener.local_addr().expect("it is bound").to_string();
+    let (register, (leads, leader)) = (Arc::new(Mutex::new(Register::default())), watch::channel((0, 0)));
+    let (served, leads) = (Arc::clone(&register), Arc::new(leads));
+    tokio::spawn(async move {
+        loop {
+            let (stream, _) = listener.accept().await.expect("it listens");
+            let (register, leads) = (Arc::clone(&served), Arc::clone(&leads));
+            tokio::spawn(async move {
+                let mut stream = BufReader::new(stream);
+                let mut request = String::new();
+                // The end, or an error, is that of a process that was killed.
+                while stream.read_line(&mut request).await.is_ok_and(|length| length > 0) {
+                    let (answer, newest) = {
+                        let mut register = register.lock().expect("no panic");
+                        let answer = register.answer(request.trim_end());
+                        (answer, register.leaders.last_key_value().map(|(token, by)| (*token, *by)))
+                    };
+                    leads.send_if_modified(|now| {
+                        newest.is_some_and(|newest| std::mem::replace(now, newest) != newest)
+                    });
+                    if stream.write_all(format!("{answer}\n").as_bytes()).await.is_err() {
+                        break;
+                    }
+                    request.clear();
+                }
+            });
+        }
+    });
+    (address, register, leader)
+}
+
+async fn leaders_that_are_killed_every_two_seconds(store: &str, url: &str) {
+    let soak = env::var(SOAK).ok().map(|seconds| seconds.parse().expect("a number of seconds"));
+    let (processes, seconds) = soak.map_or((6, 6), |seconds| (40, seconds));
+    let (address, register, mut leader) = serve().await;
+    let args = format!("{address} {url}");
+    let mut workers: Vec<_> = (0..processes).map(|_| Worker::start("incrementing_worker", &args)).collect();
+    for worker in &mut workers {
+        worker.line().await.expect("it campaigns");
+    }
+    within(SOON, leader.wait_for(|(token, _)| *token > 0)).await.expect("one leads");
+    let (end, mut kills, mut times) = (Instant::now() + Duration::from_secs(seconds), 0, Vec::new());
+    while Instant::now() < end {
+        let next_kill = Instant::now() + SECOND * 2;
+        let (token, pid) = *leader.borrow_and_update();
+        let led = workers.iter().position(|worker| worker.pid() == pid).expect("only they write");
+        workers[led].kill();
+        let killed = Instant::now();
+        within(BRIEF + SOON, leader.wait_for(|(newest, _)| *newest > token))
+            .await
+            .expect("the next one leads");
+        times.push(killed.elapsed());
+        kills += 1;
+        workers[led] = Worker::start("incrementing_worker", &args);
+        sleep_until(next_kill).await;
+    }
+    let register = register.lock().expect("no panic");
+    times.sort();
+    println!(
+        "{store}: {processes} processes, {kills} leaders killed, {} led, {} writes accepted, {} refused; the next one wrote after {:?} at the \
+         median and {:?} at most (TTL {BRIEF:?})",
+        register.leaders.len(),
+        register.accepted,
+        register.refused,
+        times[times.len() / 2],
+        times[times.len() - 1],
+    );
+    assert!(register.wrong.is_empty(), "{store}: {:?}", register.wrong);
+    assert_eq!(register.accepted, register.number, "{store}: lost updates");
+    assert!(register.leaders.len() > kills && register.accepted > kills as u64, "{store}");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn leaders_on_redis_that_are_killed_all_the_time_lose_no_update() {
+    let Some(server) = RedisServer::start_or_skip("leaders that are killed on Redis") else { return };
+    leaders_that_are_killed_every_two_seconds("redis", &server.url()).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn leaders_on_postgresql_that_are_killed_all_the_time_lose_no_update() {
+    let Some(server) = postgres::PostgresServer::start_or_skip("leaders that are killed on PostgreSQL")
+    else {
+        return;
+    };
+    leaders_that_are_killed_every_two_seconds("postgresql", &server.url()).await;
 }
