@@ -11,6 +11,7 @@ use tokio::time::timeout;
 use crate::backend::{Backend, BackendError, Finding, MemoryBackend, NodeState, Status, StoreState, by_url};
 use crate::error::Error;
 use crate::fair_semaphore::FairSemaphore;
+use crate::label;
 use crate::lease::Engine;
 use crate::mutex::DistMutex;
 use crate::options::{MutexOptions, SemaphoreOptions};
@@ -179,7 +180,7 @@ use crate::semaphore::CountingSemaphore;
 /// closed. To wait for that, call [`shutdown`](Self::shutdown).
 #[derive(Clone)]
 pub struct Client {
-    engine: Arc<Engine>,
+    pub(crate) engine: Arc<Engine>,
     defaults: Arc<Defaults>,
 }
 
@@ -253,7 +254,7 @@ impl Client {
     /// # }
     /// ```
     pub fn builder(url: impl Into<String>) -> ClientBuilder {
-        ClientBuilder { url: url.into(), fail_fast: false, defaults: Defaults::default() }
+        ClientBuilder { url: url.into(), fail_fast: false, label: None, defaults: Defaults::default() }
     }
 
     /// Creates a client of a new, empty store in the memory of this process.
@@ -267,7 +268,8 @@ impl Client {
     /// The client takes over the backend: shutting down the client closes the backend, even if other clients use it.
     #[must_use]
     pub fn with_backend(backend: Arc<dyn Backend>) -> Self {
-        Self { engine: Arc::new(Engine::new(backend)), defaults: Arc::default() }
+        let label = Some(label::default_label());
+        Self { engine: Arc::new(Engine::new(backend, label)), defaults: Arc::default() }
     }
 
     /// The same client, whose locks have these options unless they are created with others. Existing locks and other clones
@@ -526,6 +528,39 @@ impl Client {
         self.engine.backend().check().await.map_err(|error| self.engine.error(error, "check", None))
     }
 
+    /// Takes no new requests, lets holders finish, and then [shuts down](Self::shutdown): for a service that is told to
+    /// stop. From the first poll on, new requests and those that wait fail with [`Error::Closed`]. What is held stays held
+    /// and renewed until its guards are gone, for at most `limit`; guards that are left then lose their leases, for the reason
+    /// [`ClientClosed`](crate::LossReason::ClientClosed). An owner of a [reentrant lock](ReentrantLock) can lock again what it
+    /// holds in this client. `Election::run` steps down at once, and `Once::run` after
+    /// the tick that it is running.
+    ///
+    /// ```
+    /// # use std::time::Duration;
+    /// # use leasehold::Error;
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> Result<(), Error> {
+    /// # let client = leasehold::Client::memory();
+    /// let guard = client.mutex("machine:42")?.lock().await?;
+    /// let work = tokio::spawn(async move { guard.release().await });
+    /// client.close(Duration::from_secs(30)).await?;
+    /// work.await.expect("it does not panic")?; // it was held until the end
+    /// assert!(matches!(client.mutex("machine:43")?.lock().await, Err(Error::Closed { .. })));
+    /// # Ok(()) }
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// As for [`shutdown`](Self::shutdown), which takes up to 5 s in addition to `limit`.
+    ///
+    /// # Cancel safety
+    ///
+    /// If the future is dropped after it was polled, the client takes no new requests any more, and holders go on. Call `close` again to wait for
+    /// them, or `shutdown` to end them.
+    pub async fn close(&self, limit: Duration) -> Result<(), Error> {
+        self.engine.close_within(limit).await
+    }
+
     /// Shuts down everything that was created from this client: waiting requests fail with [`Error::Closed`], live
     /// guards lose their leases, everything is released in the store, and the connections are closed. Later requests
     /// fail with [`Error::Closed`].
@@ -552,6 +587,7 @@ impl Client {
 pub struct ClientBuilder {
     url: String,
     fail_fast: bool,
+    label: Option<String>,
     defaults: Defaults,
 }
 
@@ -576,6 +612,25 @@ impl ClientBuilder {
         self
     }
 
+    /// What the client is called at the store, for people who look at it: `inspect` and errors say who holds, and the
+    /// connections to the store are named after it where the store has names for them. At most
+    /// [`MAX_LABEL_BYTES`](crate::MAX_LABEL_BYTES), without control characters. The empty label is none.
+    ///
+    /// Default: the host name and the process id, such as `api-7 (pid 4711)`.
+    ///
+    /// ```
+    /// # use leasehold::Client;
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> Result<(), leasehold::Error> {
+    /// let client = Client::builder("memory:").label("importer-2").connect().await?;
+    /// assert_eq!(client.label(), Some("importer-2"));
+    /// # Ok(()) }
+    /// ```
+    pub fn label(mut self, label: impl Into<String>) -> Self {
+        self.label = Some(label.into());
+        self
+    }
+
     /// The options of locks that are created without any, such as a TTL and a prefix for all locks of a service. They
     /// are validated when a lock is created.
     pub fn mutex_options(mut self, options: MutexOptions) -> Self {
@@ -593,18 +648,19 @@ impl ClientBuilder {
     ///
     /// # Errors
     ///
-    /// As for [`Client::connect`].
+    /// As for [`Client::connect`]. [`Error::InvalidArgument`] for a label that is too long or contains control characters.
     ///
     /// # Cancel safety
     ///
     /// Dropping the future closes whatever was opened.
     pub async fn connect(self) -> Result<Client, Error> {
+        let label = label::label(self.label.as_deref())?;
         let backend = if self.fail_fast {
             by_url::connect_fail_fast(&self.url).await?
         } else {
             by_url::connect(&self.url).await?
         };
-        Ok(Client { defaults: Arc::new(self.defaults), ..Client::with_backend(backend) })
+        Ok(Client { engine: Arc::new(Engine::new(backend, label)), defaults: Arc::new(self.defaults) })
     }
 
     /// Creates a client that connects on first use and keeps retrying. Needs no runtime.
@@ -613,12 +669,13 @@ impl ClientBuilder {
     ///
     /// As for [`Client::connect_lazy`].
     pub fn connect_lazy(self) -> Result<Client, Error> {
+        let label = label::label(self.label.as_deref())?;
         let backend = if self.fail_fast {
             by_url::connect_lazy_fail_fast(&self.url)?
         } else {
             by_url::connect_lazy(&self.url)?
         };
-        Ok(Client { defaults: Arc::new(self.defaults), ..Client::with_backend(backend) })
+        Ok(Client { engine: Arc::new(Engine::new(backend, label)), defaults: Arc::new(self.defaults) })
     }
 }
 

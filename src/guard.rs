@@ -67,6 +67,10 @@ impl Guard {
         Self { hold, engine, permits }
     }
 
+    pub(crate) const fn hold(&self) -> &Hold {
+        &self.hold
+    }
+
     /// The fencing token: greater than that of every earlier grant of this name. Pass it to the protected
     /// resource with every write. No I/O.
     ///

@@ -7,6 +7,7 @@ use std::time::Duration;
 use crate::backend::{Claim, Detail, Inspection, Kind};
 use crate::error::Error;
 use crate::guard::Guard;
+use crate::label::with_note;
 use crate::lease::{Engine, Wait};
 use crate::name;
 use crate::options::MutexOptions;
@@ -55,6 +56,8 @@ impl DistMutex {
         let resource = name::resource(options.key_prefix(), name, Kind::Mutex)?;
         Ok(Self { primitive: Primitive::new(engine, resource, options.validate()?)? })
     }
+
+    with_note!(primitive);
 
     /// The name, without prefix.
     #[must_use]

@@ -7,8 +7,14 @@ use crate::error::Error;
 pub const MAX_NAME_BYTES: usize = 512;
 
 /// The suffixes of the other keys of a lock. Those keys start with `{`, so they could be the key of another lock only
-/// if its prefix is empty or starts with `{`.
-const RESERVED: [&str; 5] = [":queue", ":waiters", ":state", ":holds", ":fence"];
+/// if its prefix is empty or starts with `{`. Those of labels are not the keys of a lock, but look the same.
+const RESERVED: [&str; 8] =
+    [":queue", ":waiters", ":state", ":holds", ":fence", ":revoked", ":note", ":client"];
+
+/// Whether this key could be one of the other keys of a lock, so that it is the key of none.
+pub(crate) fn is_reserved(key: &str) -> bool {
+    key.starts_with('{') && RESERVED.iter().any(|suffix| key.ends_with(suffix))
+}
 
 /// The resource called `name`. Its key is the prefix followed directly by the name: under one prefix, two different
 /// names never share a key.
@@ -27,7 +33,7 @@ pub(crate) fn resource(prefix: &str, name: &str, kind: Kind) -> Result<Resource,
     }
     let resource = Resource::named(prefix, name, kind);
     let key = &*resource.key;
-    if key.starts_with('{') && RESERVED.iter().any(|suffix| key.ends_with(suffix)) {
+    if is_reserved(key) {
         return Err(Error::invalid("name", format!("`{key}` is reserved for the data of another lock")));
     }
     Ok(resource)
@@ -53,6 +59,8 @@ mod tests {
     fn a_reserved_key_is_refused() {
         assert!(named("", "{lock:a}:queue").is_err());
         assert!(named("{", "t}:fence").is_err());
+        assert!(named("", "{leasehold}:0:client").is_err());
+        assert!(named("", "{lock:a}:revoked").is_err());
         assert!(named("lock:", "{lock:a}:queue").is_ok());
         assert!(named("", "{t}a").is_ok());
     }

@@ -115,6 +115,13 @@ impl MutexOptions {
         self.hold.prefix.as_deref().unwrap_or(DEFAULT_LOCK_PREFIX)
     }
 
+    /// The same for locks that serve another purpose, whose keys begin with `kind`, after the prefix that was set, if one was.
+    pub(crate) fn within(self, kind: &str) -> Self {
+        let prefix = self.hold.prefix.as_deref().unwrap_or_default();
+        let prefix = format!("{prefix}{kind}");
+        self.prefix(prefix)
+    }
+
     pub(crate) fn validate(&self) -> Result<Settings, Error> {
         self.hold.validate(self.local_handover)
     }

@@ -43,6 +43,10 @@ impl Permits {
         Ok(Self { primitive, limit, own, on_other_limit: options.choice_on_other_limit() })
     }
 
+    pub(crate) fn set_note(&mut self, note: &str) {
+        self.primitive.set_note(note);
+    }
+
     pub(crate) fn name(&self) -> &str {
         self.primitive.name()
     }

@@ -6,6 +6,7 @@ use std::sync::Arc;
 use crate::backend::{Claim, Detail, Inspection, Resource};
 use crate::error::Error;
 use crate::guard::Guard;
+use crate::label;
 use crate::lease::{Engine, StatedLimit, Wait, Waiter};
 use crate::options::Settings;
 
@@ -17,6 +18,8 @@ pub(crate) struct Primitive {
     pub(crate) settings: Arc<Settings>,
     /// The limit that the handle of a semaphore states.
     pub(crate) limit: Option<Arc<StatedLimit>>,
+    /// What its acquisitions are for.
+    pub(crate) note: Option<Arc<str>>,
 }
 
 impl Primitive {
@@ -32,7 +35,12 @@ impl Primitive {
             return Err(Error::Unsupported { store: capabilities.store.clone(), reason });
         }
         let settings = settings.fit(capabilities)?.share();
-        Ok(Self { engine, resource, settings, limit: None })
+        Ok(Self { engine, resource, settings, limit: None, note: None })
+    }
+
+    /// From now on its acquisitions carry this note, which they check.
+    pub(crate) fn set_note(&mut self, note: &str) {
+        self.note = label::text(note);
     }
 
     /// The name, without prefix.
@@ -42,8 +50,12 @@ impl Primitive {
 
     /// Acquires what is claimed. Fails with [`Error::TimedOut`] if it was not available for as long as this waits.
     pub(crate) async fn acquire(&self, claim: &Claim, wait: Wait) -> Result<Guard, Error> {
-        let Self { engine, resource, settings, limit } = self;
-        let hold = Waiter::new(engine, resource, settings, claim, limit.as_deref(), wait).acquire().await?;
+        let Self { engine, resource, settings, limit, note } = self;
+        if let Some(note) = note {
+            label::check_note(note)?;
+        }
+        let waiter = Waiter::new(engine, resource, settings, claim, note.as_ref(), limit.as_deref(), wait);
+        let hold = waiter.acquire().await?;
         Ok(Guard::new(Arc::clone(engine), hold, claim.permits()))
     }
 

@@ -7,6 +7,7 @@ use std::time::Duration;
 use crate::backend::{Claim, Detail, Inspection, Kind};
 use crate::error::Error;
 use crate::guard::Guard;
+use crate::label::with_note;
 use crate::lease::{Engine, Wait};
 use crate::name::{self, MAX_NAME_BYTES};
 use crate::options::MutexOptions;
@@ -82,6 +83,8 @@ impl ReentrantLock {
         let owner: Arc<str> = owner.into();
         Ok(Self { primitive, claim: Claim::Owner(Arc::clone(&owner)), owner })
     }
+
+    with_note!(primitive);
 
     /// The name, without prefix.
     #[must_use]

@@ -7,6 +7,7 @@ use std::time::Duration;
 use crate::backend::{Inspection, Kind};
 use crate::error::Error;
 use crate::guard::Guard;
+use crate::label::with_note;
 use crate::lease::Engine;
 use crate::options::SemaphoreOptions;
 use crate::permits::Permits;
@@ -74,6 +75,8 @@ impl CountingSemaphore {
     ) -> Result<Self, Error> {
         Ok(Self { permits: Permits::new(engine, name, limit, Kind::Counting, options)? })
     }
+
+    with_note!(permits);
 
     /// The name, without prefix.
     #[must_use]

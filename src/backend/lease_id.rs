@@ -39,6 +39,16 @@ impl LeaseId {
         self.sequence
     }
 
+    /// As much of the client's id as `Debug` prints.
+    pub(crate) fn short_client(&self) -> String {
+        format!("{:08x}…", self.client.as_fields().0)
+    }
+
+    /// As much of this id as `Debug` prints.
+    pub(crate) fn short(&self) -> String {
+        format!("{}.{}", self.short_client(), self.sequence)
+    }
+
     /// The text that `Display` writes. Avoids the formatting machinery, because this is done for every command.
     pub(crate) fn text(self, buffer: &mut [u8; Self::MAX_LENGTH]) -> &[u8] {
         const POINT: usize = uuid::fmt::Hyphenated::LENGTH;
@@ -71,8 +81,7 @@ impl fmt::Display for LeaseId {
 
 impl fmt::Debug for LeaseId {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let start = self.client.as_fields().0;
-        write!(f, "LeaseId({start:08x}….{})", self.sequence)
+        write!(f, "LeaseId({})", self.short())
     }
 }
 

@@ -9,8 +9,10 @@ use std::time::{SystemTime, UNIX_EPOCH};
 
 use futures::StreamExt;
 use futures::channel::mpsc::{UnboundedSender, unbounded};
-use futures::stream::BoxStream;
+use futures::future::{pending, ready};
+use futures::stream::{self, BoxStream, Stream};
 use parking_lot::Mutex;
+use tokio::sync::watch;
 use tokio::time::Instant;
 use uuid::Uuid;
 
@@ -18,12 +20,51 @@ use super::BackendError;
 use super::ledger::{Effects, Ledger, Stamp};
 use super::ledger_backend::{LedgerBackend, LedgerStore, backend_on_ledger};
 use super::types::{Capabilities, Event};
+use super::{NodeState, Status, StoreState};
 use crate::origin::PerProcess;
 
 /// Locks and semaphores for the tasks of one process, and a substitute for Redis in tests.
 ///
 /// Everything is forgotten when the last client of the store is gone. The tokens of a later store are still greater,
 /// because they follow the clock.
+///
+/// # In tests of applications
+///
+/// A test can [crash](Self::crash) one client of the store, [cut it off](Self::cut_off) and [restore](Self::restore) it, and have the store
+/// [forget](Self::flush) everything. Each client needs a backend of its own, of which the test keeps a handle. On tokio's paused clock (feature
+/// `test-util`), leases expire in no time. Such as a worker that must start again after it has lost its lease:
+///
+/// ```
+/// # use std::{sync::Arc, time::Duration};
+/// # use leasehold::{Client, Error, LossReason, MemoryBackend};
+/// # use tokio::time::sleep;
+/// /// What is to be tested: works under a lock, and again if it is lost.
+/// async fn work(client: Client) -> Result<u32, Error> {
+///     for attempt in 1.. {
+///         let guard = client.mutex("report")?.lock().await?;
+///         match guard.protect(sleep(Duration::from_secs(60))).await {
+///             Err(Error::Lost { .. }) => continue,
+///             done => return done.map(|()| attempt),
+///         }
+///     }
+///     unreachable!()
+/// }
+///
+/// #[tokio::main(flavor = "current_thread", start_paused = true)] // in a test: `#[tokio::test(start_paused = true)]`
+/// async fn main() -> Result<(), Error> {
+///     let store = Arc::new(MemoryBackend::new());
+///     let other = Client::with_backend(Arc::new(store.peer()));
+///     let worker = tokio::spawn(work(Client::with_backend(store.clone())));
+///     sleep(Duration::from_secs(1)).await;
+///     store.cut_off(); // from here on, the lease cannot be renewed
+///     drop(other.mutex("report")?.lock().await?); // granted when it has expired
+///     store.restore();
+///     assert_eq!(worker.await.expect("it does not panic")?, 2);
+///     Ok(())
+/// }
+/// ```
+///
+/// # Time
 ///
 /// It uses tokio's clock, which a test may pause. So, unlike with other stores, leases are renewed on the runtime on which the client
 /// was first used. If that runtime ends, they are not renewed until the client is used on another one.
@@ -35,12 +76,24 @@ backend_on_ledger!(MemoryBackend);
 #[derive(Clone)]
 pub(super) struct MemoryStore {
     shared: Arc<Shared>,
+    link: Arc<watch::Sender<Link>>,
+}
+
+/// How one client reaches the store.
+#[derive(Clone, Copy, Debug)]
+enum Link {
+    Open,
+    Cut { since: std::time::Instant },
+    Crashed { since: std::time::Instant },
 }
 
 struct Shared {
     records: Mutex<Records>,
     start: Instant,
 }
+
+const ADDRESS: &str = "memory:";
+const CUT_OFF: &str = "the test has cut this client off";
 
 /// The stores with a name that are in use.
 static NAMED: PerProcess<BTreeMap<String, Weak<Shared>>> = PerProcess::new();
@@ -79,7 +132,7 @@ impl MemoryBackend {
     }
 
     fn on(shared: Arc<Shared>) -> Self {
-        Self(LedgerBackend::on(MemoryStore { shared }))
+        Self(LedgerBackend::on(MemoryStore { shared, link: Arc::new(watch::Sender::new(Link::Open)) }))
     }
 
     pub(super) const fn store(&self) -> &MemoryStore {
@@ -90,6 +143,54 @@ impl MemoryBackend {
     #[must_use]
     pub fn peer(&self) -> Self {
         Self::on(Arc::clone(&self.store().shared))
+    }
+
+    /// From now on, this client does nothing more at the store, as if its process had been killed: its calls are never answered,
+    /// and nothing is released. Its leases last until they expire. Its guards report the loss by then, since they still exist. For
+    /// good: to go on, make a [`peer`](Self::peer).
+    ///
+    /// ```
+    /// # use std::{sync::Arc, time::Duration};
+    /// # use leasehold::{Client, Error, MemoryBackend};
+    /// # #[tokio::main(flavor = "current_thread", start_paused = true)]
+    /// # async fn main() -> Result<(), Error> {
+    /// let store = Arc::new(MemoryBackend::new());
+    /// let (doomed, next) = (Client::with_backend(store.clone()), Client::with_backend(Arc::new(store.peer())));
+    /// let guard = doomed.mutex("report")?.lock().await?;
+    /// store.crash();
+    /// drop(guard); // releases nothing any more
+    /// assert!(next.mutex("report")?.try_lock().await?.is_none());
+    /// next.mutex("report")?.lock_timeout(Duration::from_secs(31)).await?; // the TTL is 30 s
+    /// # Ok(()) }
+    /// ```
+    pub fn crash(&self) {
+        self.store().link.send_replace(Link::Crashed { since: std::time::Instant::now() });
+    }
+
+    /// From now on, this client cannot reach the store: its calls fail, and it learns of no grants, until [`restore`](Self::restore). Its
+    /// leases expire unless it is restored in time. Has no effect on a client that was crashed.
+    pub fn cut_off(&self) {
+        self.reach(Link::Cut { since: std::time::Instant::now() });
+    }
+
+    /// Ends the effect of [`cut_off`](Self::cut_off).
+    pub fn restore(&self) {
+        self.reach(Link::Open);
+    }
+
+    fn reach(&self, link: Link) {
+        self.store().link.send_if_modified(|now| {
+            let changes = match (*now, link) {
+                (Link::Crashed { .. }, _)
+                | (Link::Open, Link::Open)
+                | (Link::Cut { .. }, Link::Cut { .. }) => false,
+                (Link::Open | Link::Cut { .. }, _) => true,
+            };
+            if changes {
+                *now = link;
+            }
+            changes
+        });
     }
 
     /// Forgets everything except the newest token, like a server that restarts without persistence. (A server's clock
@@ -125,6 +226,7 @@ impl LedgerStore for MemoryStore {
         keys: &[Arc<str>],
         mut change: impl FnMut(usize, &mut Ledger, Stamp) -> (T, Effects) + Send + 'static,
     ) -> Result<Vec<T>, BackendError> {
+        self.pass().await?;
         let mut records = self.shared.records.lock();
         let stamp = self.stamp(&records);
         records.sweep(stamp);
@@ -141,12 +243,27 @@ impl LedgerStore for MemoryStore {
     fn wakes(&self, client: Uuid) -> BoxStream<'static, Event> {
         let (sender, events) = unbounded();
         self.shared.records.lock().listeners.insert(client, sender);
-        events.boxed()
+        let link = self.link.subscribe();
+        let received = events.filter(move |_| ready(link.borrow().is_open()));
+        let restored = self.links().filter(|link| ready(link.is_open())).map(|_| Event::Resync);
+        stream::select(received, restored).boxed()
+    }
+
+    fn state(&self) -> StoreState {
+        self.link.borrow().state()
+    }
+
+    fn state_changes(&self) -> BoxStream<'static, StoreState> {
+        self.links().map(Link::state).boxed()
+    }
+
+    async fn ping(&self) -> Result<(), BackendError> {
+        self.pass().await
     }
 
     fn capabilities(&self) -> Capabilities {
         // It uses the clock of the caller's runtime, which a test may pause.
-        Capabilities { own_thread: false, ..Capabilities::new("memory:") }
+        Capabilities { own_thread: false, ..Capabilities::new(ADDRESS) }
     }
 }
 
@@ -156,7 +273,46 @@ impl Shared {
     }
 }
 
+impl Link {
+    const fn is_open(self) -> bool {
+        matches!(self, Self::Open)
+    }
+
+    fn state(self) -> StoreState {
+        let status = match self {
+            Self::Open => Status::Connected,
+            Self::Cut { since } => Status::Disconnected { since },
+            Self::Crashed { since } => Status::Silent { since },
+        };
+        let reason = (!self.is_open()).then(|| CUT_OFF.to_owned());
+        StoreState::of(vec![NodeState::new(ADDRESS, status).because(reason)])
+    }
+}
+
 impl MemoryStore {
+    /// Lets a call through, if this client reaches the store.
+    async fn pass(&self) -> Result<(), BackendError> {
+        let link = *self.link.borrow();
+        match link {
+            Link::Open => Ok(()),
+            Link::Cut { .. } => Err(BackendError::NotSent { source: CUT_OFF.into() }),
+            Link::Crashed { .. } => pending().await,
+        }
+    }
+
+    /// How this client reaches the store, whenever that changes. Never ends.
+    fn links(&self) -> impl Stream<Item = Link> + Send + use<> {
+        stream::unfold(self.link.subscribe(), async |mut links| {
+            // An error means that nobody can change it any more.
+            let changed = links.changed().await;
+            if changed.is_err() {
+                pending::<()>().await;
+            }
+            let link = *links.borrow_and_update();
+            Some((link, links))
+        })
+    }
+
     fn stamp(&self, records: &Records) -> Stamp {
         let now = micros(self.shared.start.elapsed().as_micros());
         let clock = micros(SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_micros());

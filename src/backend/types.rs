@@ -540,6 +540,15 @@ impl Holder {
     }
 }
 
+impl Holder {
+    /// Enough of the id to tell it from others, as [`Guard::lease_id`](crate::Guard::lease_id) returns it. `None` for the
+    /// value of another library, which is a secret.
+    #[must_use]
+    pub fn short_id(&self) -> Option<String> {
+        LeaseId::parse(&self.id).map(|id| id.short())
+    }
+}
+
 impl fmt::Debug for Holder {
     /// Prints the id as [`LeaseId`] does, and hides the value of another library, which is a secret.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {

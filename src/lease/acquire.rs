@@ -104,6 +104,7 @@ pub(crate) struct Waiter<'a> {
     resource: &'a Resource,
     settings: &'a Arc<Settings>,
     claim: &'a Claim,
+    note: Option<&'a Arc<str>>,
     /// The limit that the handle of a semaphore states.
     limit: Option<&'a StatedLimit>,
     wait: Wait,
@@ -126,11 +127,12 @@ impl<'a> Waiter<'a> {
         resource: &'a Resource,
         settings: &'a Arc<Settings>,
         claim: &'a Claim,
+        note: Option<&'a Arc<str>>,
         limit: Option<&'a StatedLimit>,
         wait: Wait,
     ) -> Self {
         let (place, lease, receiver) = (None, None, None);
-        Self { keeper, resource, settings, claim, limit, wait, place, lease, receiver }
+        Self { keeper, resource, settings, claim, note, limit, wait, place, lease, receiver }
     }
 
     /// Acquires a lease. Fails with [`Error::TimedOut`] if none was available for as long as the task waits.
@@ -163,7 +165,7 @@ impl<'a> Waiter<'a> {
             // It may have been handed this hold while a request of its own was in flight.
             self.leave();
             match hold.loss(Instant::now()) {
-                None if self.keeper.closing.is_closed() => {
+                None if self.keeper.draining.is_closed() => {
                     self.keeper.return_hold(&hold);
                     return Err(self.closed());
                 }
@@ -228,12 +230,14 @@ impl<'a> Waiter<'a> {
         let finished = pin!(keeper.releases.finished(&self.resource.key));
         let finished = pin!(keeper.home.awaiting(finished));
         // A timeout is not an error: the request is sent and finds whatever is still held.
-        timeout_at(until, self.keeper.closing.unless(finished)).await.is_ok() || until == latest
+        timeout_at(until, self.keeper.draining.unless(finished)).await.is_ok() || until == latest
     }
 
     /// Joins the queue of its group, or opens a lease for itself alone.
     fn arrive(&mut self) -> Result<(), Error> {
-        let group = group(self.claim, self.settings).filter(|_| self.wait != Wait::No);
+        // A lease that is passed on keeps its note at the store.
+        let may_share = self.wait != Wait::No && self.note.is_none();
+        let group = group(self.claim, self.settings).filter(|_| may_share);
         let group = group.map(|terms| Group::new(Arc::clone(&self.resource.key), terms));
         if !group.is_some_and(|group| self.join(group)) {
             self.lease = Some(self.open(None).ok_or_else(|| self.closed())?);
@@ -243,7 +247,7 @@ impl<'a> Waiter<'a> {
     }
 
     fn open(&self, group: Option<Group>) -> Option<Arc<Lease>> {
-        self.keeper.open(self.resource, self.settings, self.claim, self.wait != Wait::No, group)
+        self.keeper.open(self.resource, self.settings, self.claim, self.note, self.wait != Wait::No, group)
     }
 
     /// Joins the queue of a group, and opens a lease if the group wants one more. `false` if the group follows another
@@ -276,7 +280,7 @@ impl<'a> Waiter<'a> {
         let dropped = guard(&lease, |lease| self.keeper.request_dropped(lease));
         let asked = send(self.keeper, &lease, self.wait);
         let asked = match &mut self.receiver {
-            None => self.keeper.closing.unless(pin!(asked)).await.ok_or_else(|| self.closed())?,
+            None => self.keeper.draining.unless(pin!(asked)).await.ok_or_else(|| self.closed())?,
             // Closing the client drops the sender, which ends the wait.
             Some(receiver) => tokio::select! {
                 biased;
@@ -460,7 +464,7 @@ impl<'a> Waiter<'a> {
     }
 
     fn check_open(&self) -> Result<(), Error> {
-        if self.keeper.closing.is_closed() { Err(self.closed()) } else { Ok(()) }
+        if self.keeper.draining.is_closed() { Err(self.closed()) } else { Ok(()) }
     }
 
     fn timed_out(&self) -> Error {

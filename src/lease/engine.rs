@@ -4,7 +4,7 @@ use std::ops::Deref;
 use std::sync::Arc;
 use std::time::Duration;
 
-use tokio::time::{Instant, timeout_at};
+use tokio::time::{Instant, timeout, timeout_at};
 
 use super::keeper::Keeper;
 use crate::backend::Backend;
@@ -21,8 +21,20 @@ const CLOSING: Duration = Duration::from_millis(500);
 pub(crate) struct Engine(Arc<Keeper>);
 
 impl Engine {
-    pub(crate) fn new(backend: Arc<dyn Backend>) -> Self {
-        Self(Keeper::new(backend))
+    /// For a client with this label.
+    pub(crate) fn new(backend: Arc<dyn Backend>, label: Option<Arc<str>>) -> Self {
+        Self(Keeper::new(backend, label))
+    }
+
+    /// Takes no new requests, waits until everything that is held is released or `limit` is over, and shuts the client down.
+    pub(crate) async fn close_within(&self, limit: Duration) -> Result<(), Error> {
+        self.origin.check("close", None)?;
+        drop(self.drain());
+        self.ensure_running();
+        if timeout(limit, self.home.awaiting(self.drained())).await.is_err() {
+            tracing::warn!(?limit, "closed with leases that are still held or not yet released");
+        }
+        self.shutdown().await
     }
 
     /// Shuts the client down: waiting requests fail, live leases are lost, everything is released, connections are closed.

@@ -40,12 +40,18 @@ pub(super) type Waiters = Queue<oneshot::Sender<Message>>;
 pub(crate) struct Keeper {
     pub(super) this: Weak<Self>,
     pub(super) backend: Arc<dyn Backend>,
+    /// What the client is called at the store.
+    label: Option<Arc<str>>,
+    /// An id that no lease has, for that of the client in it.
+    id: LeaseId,
     /// Every lease from before it is requested until its release is confirmed, by the number in its id.
     pub(super) leases: Mutex<HashMap<u64, Arc<Lease>>>,
     pub(super) schedule: Schedule,
     pub(super) releases: ReleaseQueue,
     pub(super) queues: Queues<oneshot::Sender<Message>>,
     pub(super) owners: Owners,
+    /// Whether new requests are refused. Set before `closing`, or with it.
+    pub(super) draining: Closing,
     pub(super) closing: Closing,
     pub(super) origin: Origin,
     /// How many releases were never confirmed.
@@ -68,17 +74,20 @@ pub(crate) struct Keeper {
 }
 
 impl Keeper {
-    pub(super) fn new(backend: Arc<dyn Backend>) -> Arc<Self> {
+    pub(super) fn new(backend: Arc<dyn Backend>, label: Option<Arc<str>>) -> Arc<Self> {
         let background = if backend.capabilities().own_thread { own_thread() } else { None };
-        let home = backend.home().unwrap_or_default();
+        let (home, id) = (backend.home().unwrap_or_default(), backend.lease_id());
         let keeper = Arc::new_cyclic(|this| Self {
             this: this.clone(),
             backend,
+            label,
+            id,
             leases: Mutex::default(),
             schedule: Schedule::default(),
             releases: ReleaseQueue::default(),
             queues: Queues::default(),
             owners: Owners::default(),
+            draining: Closing::default(),
             closing: Closing::default(),
             origin: Origin::default(),
             given_up: AtomicUsize::new(0),
@@ -104,6 +113,15 @@ impl Keeper {
         &self.backend
     }
 
+    pub(crate) const fn label(&self) -> Option<&Arc<str>> {
+        self.label.as_ref()
+    }
+
+    /// An id that begins as those of all leases of this client.
+    pub(crate) const fn id(&self) -> LeaseId {
+        self.id
+    }
+
     pub(crate) const fn owners(&self) -> &Owners {
         &self.owners
     }
@@ -116,6 +134,11 @@ impl Keeper {
     /// See [`Origin::was_elsewhere`].
     pub(crate) fn was_elsewhere(&self, now: Instant) -> bool {
         self.origin.was_elsewhere(now)
+    }
+
+    /// Whether new requests are refused.
+    pub(crate) const fn draining(&self) -> &Closing {
+        &self.draining
     }
 
     pub(crate) const fn closing(&self) -> &Closing {
@@ -145,21 +168,23 @@ impl Keeper {
         with_queue(&self.queues, group, None, change)
     }
 
-    /// Creates a lease, which the client owns from here on. `None` once the client is closed.
+    /// Creates a lease, which the client owns from here on. `None` once the client takes no new requests.
     pub(super) fn open(
         &self,
         resource: &Resource,
         terms: &Arc<Settings>,
         claim: &Claim,
+        note: Option<&Arc<str>>,
         waits: bool,
         group: Option<Group>,
     ) -> Option<Arc<Lease>> {
         let lease = LeaseRef::new(self.backend.lease_id(), resource.clone());
         let mut request = Request::new(lease, claim.clone(), terms.ttl);
         (request.waits, request.tokens) = (waits, tokens(group.is_some()));
+        (request.label, request.note) = (self.label.clone(), note.cloned());
         let lease = Lease::new(request, Arc::clone(terms), group);
         let mut leases = self.leases.lock();
-        if self.closing.is_closed() {
+        if self.draining.is_closed() {
             return None;
         }
         leases.insert(lease.id().sequence(), Arc::clone(&lease));
@@ -172,7 +197,7 @@ impl Keeper {
         let is_known = leases.get(&id.sequence()).is_some_and(|lease| lease.id() == id);
         let forgotten = if is_known { leases.remove(&id.sequence()) } else { None };
         drop(leases);
-        if self.closing.is_closed() {
+        if self.draining.is_closed() {
             self.releases.recheck();
         }
         forgotten
@@ -314,7 +339,9 @@ impl Keeper {
         let mut leases = Vec::new();
         while queue.wanted() > 0 {
             let (terms, group) = (like.terms(), like.group().cloned());
-            let Some(lease) = self.open(like.resource(), terms, &like.claim(), true, group) else { break };
+            let Some(lease) = self.open(like.resource(), terms, &like.claim(), None, true, group) else {
+                break;
+            };
             queue.ask(lease.id());
             leases.push(lease);
         }
@@ -544,17 +571,24 @@ impl Keeper {
         self.queue_release(PendingRelease { next, ..PendingRelease::of(lease, lease.take_known()) });
     }
 
-    /// Closes the client: no more requests are sent, and every held lease is lost.
-    ///
-    /// Requests are ended first: otherwise, what the client releases afterwards would be granted to its own waiters.
-    pub(super) fn close(&self) {
-        self.closing.close();
+    /// Takes no new requests from here on, and gives up those that wait. Returns the leases that were granted.
+    pub(super) fn drain(&self) -> Vec<Arc<Lease>> {
+        self.draining.close();
         drop(take_all_waiters(&self.queues));
         let leases: Vec<_> = self.leases.lock().values().cloned().collect();
         let (waited, granted): (Vec<_>, Vec<_>) = leases.into_iter().partition(|lease| lease.give_up());
         for lease in waited {
             self.release_if_known(&lease);
         }
+        granted
+    }
+
+    /// Closes the client: no more requests are sent, and every held lease is lost.
+    ///
+    /// Requests are ended first: otherwise, what the client releases afterwards would be granted to its own waiters.
+    pub(super) fn close(&self) {
+        let granted = self.drain();
+        self.closing.close();
         for lease in granted {
             lease.lose(LossReason::ClientClosed);
             if lease.claim_release() {

@@ -221,13 +221,20 @@ impl Raw {
         part(0) * 1_000_000 + part(1)
     }
 
-    /// The keys that match, in order.
+    /// The keys that match, in order, but for the labels of clients.
     #[track_caller]
     pub(crate) fn keys(&mut self, pattern: &str) -> Vec<String> {
         let replies = self.send(&["KEYS", pattern]).array();
-        let mut keys: Vec<_> = replies.iter().filter_map(Reply::text).collect();
+        let mut keys: Vec<_> = replies.iter().filter_map(Reply::text).filter(|key| !is_label(key)).collect();
         keys.sort();
         keys
+    }
+
+    /// The keys of the labels of clients.
+    #[track_caller]
+    pub(crate) fn label_keys(&mut self) -> Vec<String> {
+        let replies = self.send(&["KEYS", "{leasehold}:*"]).array();
+        replies.iter().filter_map(Reply::text).filter(|key| is_label(key)).collect()
     }
 
     /// How often the server ran each command since it started or was told `CONFIG RESETSTAT`, by command name
@@ -237,6 +244,11 @@ impl Raw {
         let info = self.send(&["INFO", "commandstats"]).text().expect("INFO answers with text");
         info.lines().filter_map(command_calls).collect()
     }
+}
+
+/// Whether a key has the label of a client: every client has one, which expires.
+fn is_label(key: &str) -> bool {
+    key.starts_with("{leasehold}:") && key.ends_with(":client")
 }
 
 /// The words of a request and its length: an array of strings, or a line of words, which is how fred says HELLO.

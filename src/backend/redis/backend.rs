@@ -6,18 +6,25 @@ use std::time::Duration;
 use futures::future::BoxFuture;
 use futures::stream::{self, BoxStream};
 use futures::{FutureExt, StreamExt};
+use tokio::runtime::Handle;
+use tokio::time::timeout;
 
+use super::descriptions::{Sent, describe};
 use super::protocol::TOKENS_PER_GRANT;
 use super::reply::read_released;
 use super::transport::{Transport, until_answered};
 use super::{RedisBackend, lock, renewals, semaphore};
 use crate::backend::{
     Answer, Answered, Backend, BackendError, Capabilities, Cause, Claim, Detail, Event, Finding, Inspection,
-    LeaseId, LeaseRef, Limit, Released, Renew, Request, Resource, Severity, StoreState,
+    LeaseId, LeaseRef, Limit, Listed, Released, Renew, Renewal, Request, Resource, Severity, StoreState,
 };
 use crate::background;
+use crate::error::LossReason;
 use crate::home::Home;
-use crate::runtime::spawn;
+use crate::runtime::{spawn, spawn_on};
+
+/// How long a request waits for its label and its note to be confirmed, after it was answered.
+const DESCRIBED_WITHIN: Duration = Duration::from_millis(50);
 
 impl Backend for RedisBackend {
     fn lease_id(&self) -> LeaseId {
@@ -27,7 +34,9 @@ impl Backend for RedisBackend {
     fn request<'a>(&'a self, request: &'a Request) -> BoxFuture<'a, Result<Answer, BackendError>> {
         let call = async move {
             let transport = self.ready(&request.lease.resource).await?;
+            let described = self.descriptions.send_with_request(&self.commands, request);
             let answer = self.polled(request, self.ask(&transport, request).await?);
+            written(described).await;
             if let (Answer::Granted(_), Some(replicas)) = (&answer, &self.replicas)
                 && let Err(error) = replicas.acknowledge(&request.lease.resource).await
             {
@@ -42,7 +51,24 @@ impl Backend for RedisBackend {
 
     fn renew<'a>(&'a self, renewals: &'a [Renew]) -> BoxStream<'a, Answered> {
         match self.check_open() {
-            Ok(()) => renewals::renew_all(&self.renewing, renewals),
+            Ok(()) => {
+                if let Some(described) = self.descriptions.send_with_renewals(&self.renewing, renewals)
+                    && let Ok(here) = Handle::try_current()
+                {
+                    spawn_on(&here, described);
+                }
+                let descriptions = &self.descriptions;
+                let answers = renewals::renew_all(&self.renewing, renewals);
+                let is_lost =
+                    |(_, answer): &Answered| matches!(answer, Ok(Renewal::Lost(LossReason::Expired)));
+                answers
+                    .inspect(move |answer| {
+                        if is_lost(answer) {
+                            descriptions.may_be_lost()
+                        }
+                    })
+                    .boxed()
+            }
             Err(_) => stream::iter((0..renewals.len()).map(|n| (n, Err(BackendError::Closed)))).boxed(),
         }
     }
@@ -53,6 +79,8 @@ impl Backend for RedisBackend {
                 return self.check_open().map(|()| Released::Absent);
             }
             self.notifications.forget(lease.id);
+            // Sent ahead of the release: its outcome changes nothing.
+            drop(self.descriptions.send_with_release(&self.commands, lease));
             self.release_until_answered(lease, 0).await
         };
         self.home.awaiting(call).boxed()
@@ -115,9 +143,19 @@ impl Backend for RedisBackend {
                     lock::inspect(&transport, resource, detail).await
                 }
             };
-            Ok(until_answered(self.repeat_for, BackendError::is_transient, inspect).await?.0)
+            let (mut inspection, _) =
+                until_answered(self.repeat_for, BackendError::is_transient, inspect).await?;
+            if detail == Detail::Full {
+                let Inspection { holders, waiters, .. } = &mut inspection;
+                describe(&self.commands, resource, holders, waiters).await;
+            }
+            Ok(inspection)
         };
         self.home.awaiting(call).boxed()
+    }
+
+    fn list<'a>(&'a self, prefix: &'a str) -> BoxStream<'a, Result<Listed, BackendError>> {
+        self.list_in_steps(prefix)
     }
 
     fn events(&self) -> BoxStream<'static, Event> {
@@ -166,6 +204,9 @@ impl Backend for RedisBackend {
         async move {
             self.check_open()?;
             self.notifications.forget(lease.id);
+            if keep == 0 {
+                drop(self.descriptions.send_with_release(&self.renewing, lease));
+            }
             let renewing = self.renewing.of(&lease.resource);
             release(&renewing, lease, keep, self.gap()).await
         }
@@ -268,6 +309,16 @@ impl RedisBackend {
 
     fn check_open(&self) -> Result<(), BackendError> {
         if self.closing.is_closed() { Err(BackendError::Closed) } else { Ok(()) }
+    }
+}
+
+/// Waits for a moment until descriptions have been written, so that whoever has been granted something finds its label. They have been
+/// sent, and on a single server they have arrived before the answer to the request.
+pub(super) async fn written(described: Option<Sent>) {
+    if let Some(described) = described
+        && timeout(DESCRIBED_WITHIN, described).await.is_err()
+    {
+        tracing::debug!("a label or a note has not been confirmed yet");
     }
 }
 

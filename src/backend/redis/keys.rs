@@ -7,13 +7,15 @@
 //! | `{lock:N}:waiters` | hash | a record of each of them | likewise |
 //! | `{lock:N}:holds` | sorted set | the leases of an owner that has several, scored by the time at which they end | with the lock |
 //! | `{lock:N}:revoked` | sorted set | leases that were released by force, scored by the time at which each would have ended | with the last of these |
+//! | `{lock:N}:<hash>:note` | string | the note of a lease, by the hash of its id (`descriptions.rs`) | a second after the lease |
 //! | `{lock:}:fence` | string | the last fencing token of all locks of this prefix | a day after the last grant |
+//! | `{leasehold}:<hash>:client` | string | the label of a client, by the hash of its id (`descriptions.rs`) | an hour after the last lease that it was written for |
 //!
 //! | key | type | content | expires |
 //! |---|---|---|---|
 //! | `semaphore:N` | sorted set | the holders' lease ids, scored by the time at which their leases end | with the last holder (1) |
 //! | `{semaphore:N}:holds` | hash | permits and token of each holder | with the last holder (1) |
-//! | `{semaphore:N}:queue`, `:waiters` | | as for a lock | |
+//! | `{semaphore:N}:queue`, `:waiters`, `:<hash>:note` | | as for a lock | |
 //! | `{semaphore:N}:state` | string | the limit, the permits in use, and more | two to four TTLs after the last use |
 //! | `{semaphore:}:fence` | string | not less than the last token of any semaphore of this prefix | a day (up to 100 s less) after the last grant |
 //!
@@ -33,11 +35,12 @@ use std::str;
 use std::sync::LazyLock;
 
 use bytes::Bytes;
+use sha1_smol::Sha1;
 use smallvec::SmallVec;
 use uuid::Uuid;
 
 use super::protocol::CHANNEL_PREFIX;
-use crate::backend::Resource;
+use crate::backend::{LeaseId, Resource};
 use crate::options::DEFAULT_LOCK_PREFIX;
 
 /// How many slots a cluster has.
@@ -102,6 +105,41 @@ pub(super) fn revoked(key: &str) -> Bytes {
     write_tagged(&mut text, key);
     text.push_str(":revoked");
     text.into()
+}
+
+/// The key of the note of this lease on the resource with this key.
+pub(super) fn note(key: &str, lease: LeaseId) -> String {
+    let mut text = String::with_capacity(key.len() + 50);
+    write_tagged(&mut text, key);
+    let digest = Sha1::from(lease.text(&mut [0; LeaseId::MAX_LENGTH])).hexdigest();
+    text.extend([":", &*digest, ":note"]);
+    text
+}
+
+/// The key of the label of this client.
+pub(super) fn label(client: Uuid) -> String {
+    let digest = Sha1::from(client.hyphenated().to_string()).hexdigest();
+    format!("{{leasehold}}:{digest}:client")
+}
+
+/// The key of the resource of which this is the queue.
+pub(super) fn with_queue(queue: &str) -> Option<&str> {
+    let tagged = queue.strip_suffix(OTHERS[0])?.strip_prefix('{')?;
+    match tagged.strip_suffix('}') {
+        Some(key) if !key.contains('}') => Some(key),
+        _ => {
+            let (tag, key) = tagged.split_once("}:")?;
+            (tag_beside(key)? == tag).then_some(key)
+        }
+    }
+}
+
+/// The first key of a resource, and that of its queue.
+pub(super) fn with_its_queue(key: &str) -> [Bytes; 2] {
+    let mut queue = String::with_capacity(key.len() + 10);
+    write_tagged(&mut queue, key);
+    queue.push_str(OTHERS[0]);
+    [Bytes::copy_from_slice(key.as_bytes()), queue.into()]
 }
 
 /// A key with a hash tag for its slot: the start of a resource's other keys.
@@ -237,6 +275,32 @@ mod tests {
             assert_eq!(underivable(&Resource::named(prefix, name, Kind::Mutex)), named, "{prefix}{name}");
         }
         assert_eq!(text(DEFAULT_LOCK_PREFIX, "a")[FENCE], DEFAULT_FENCE);
+    }
+
+    #[test]
+    fn a_queue_says_whose_it_is_and_other_keys_do_not() {
+        for key in texts("ac{}:", 5).iter().filter(|key| !key.is_empty()) {
+            let queue = text("", key).swap_remove(1);
+            assert_eq!(with_queue(&queue), Some(&**key), "{queue}");
+            assert_eq!(with_its_queue(key), [key.clone().into_bytes(), queue.into_bytes()]);
+        }
+        for other in ["", ":queue", "lock:a:queue", "{lock:a}:waiters", "{t}:lock:a:queue", "{lock:a:queue"] {
+            assert_eq!(with_queue(other), None, "{other}");
+        }
+    }
+
+    #[test]
+    fn labels_and_notes_have_keys_of_their_own_that_give_no_lease_away() {
+        let lease = LeaseId::next(Uuid::new_v4());
+        for (key, start) in [("lock:a", "{lock:a}:"), ("lock:{t}a", "{t}:lock:{t}a:")] {
+            let note = note(key, lease);
+            assert!(note.starts_with(start) && name::is_reserved(&note), "{note}");
+            assert_eq!(slot(note.as_bytes()), slot(key.as_bytes()));
+            assert!(!note.contains(&lease.client().hyphenated().to_string()[..8]), "{note}");
+        }
+        let label = label(lease.client());
+        assert!(label.starts_with("{leasehold}:") && name::is_reserved(&label), "{label}");
+        assert!(!label.contains(&lease.client().hyphenated().to_string()[..8]), "{label}");
     }
 
     #[test]

@@ -6,7 +6,7 @@ use std::time::Duration;
 use super::operation::Operation;
 use super::protocol::{BUSY, NOT_HELD, RELEASED, SETTLED, WAITED_FOR};
 use super::reply::{
-    from_millis, millis, read_granted, read_held, read_lease, read_queued, read_waiters, wanted,
+    from_millis, held_for, millis, read_granted, read_held, read_lease, read_queued, read_waiters, wanted,
 };
 use super::script::{ACQUIRE, FORCE, INSPECT, RELEASE, RENEW, RENEW_OWNED, SETTLE, WAS_REVOKED};
 use super::transport::Transport;
@@ -129,15 +129,28 @@ fn read_value(value: &str) -> Option<(&str, FencingToken, Option<&str>)> {
 }
 
 fn read_inspection(parts: &[Value], detail: Detail) -> Option<Inspection> {
-    let [value, remaining, waiters, holds] = parts else { return None };
+    let [value, remaining, waiters, holds, now] = parts else { return None };
     let Some(value) = value.as_bytes() else {
         return Some(Inspection::new(Vec::new(), read_waiters(waiters)?, None, 0));
     };
+    let holders = read_holders(value, remaining, holds, now)?;
+    let holders = if detail == Detail::Full { holders } else { Vec::new() };
+    Some(Inspection::new(holders, read_waiters(waiters)?, None, 1))
+}
+
+/// Who holds a lock: what is stored under it and the time until that ends, the holds of its owner if there are several, and the time.
+pub(super) fn read_holders(
+    value: &[u8],
+    remaining: &Value,
+    holds: &Value,
+    now: &Value,
+) -> Option<Vec<Holder>> {
     let value = String::from_utf8_lossy(value);
     let remaining = from_millis(remaining);
     let lead = match read_value(&value) {
         Some((id, token, owner)) => {
-            Holder { owner: owner.map(str::to_owned), ..Holder::new(id, Some(token), remaining) }
+            let held_for = held_for(Some(token), now);
+            Holder { owner: owner.map(str::to_owned), held_for, ..Holder::new(id, Some(token), remaining) }
         }
         None => Holder::new(&*value, None, remaining),
     };
@@ -152,6 +165,5 @@ fn read_inspection(parts: &[Value], detail: Detail) -> Option<Inspection> {
         // The one that the key names comes first.
         holders.sort_by_key(|hold| hold.id != lead.id);
     }
-    let holders = if detail == Detail::Full { holders } else { Vec::new() };
-    Some(Inspection::new(holders, read_waiters(waiters)?, None, 1))
+    Some(holders)
 }

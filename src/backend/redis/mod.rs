@@ -30,6 +30,8 @@
 //! | `reply` | the scripts' answers, converted to types |
 //! | `node` | a server as one of the nodes of a Redlock |
 //! | `refusal` | which answers of a server that declines are temporary |
+//! | `descriptions` | labels of clients and notes of leases, beside what the protocol needs |
+//! | `listing` | what is held or awaited, in small steps |
 //! | `renewals` | many renewals in one call of their own |
 //! | `replicas` | waiting until replicas have a grant |
 //! | `builder` | public: the settings of a client, and connecting with them |
@@ -44,11 +46,13 @@ mod cluster;
 mod connection;
 mod connections;
 mod credentials;
+mod descriptions;
 #[cfg(feature = "fred")]
 mod fred;
 mod keys;
 mod link;
 mod linker;
+mod listing;
 mod lock;
 mod msgpack;
 mod node;
@@ -99,6 +103,7 @@ use crate::runtime::spawn_on;
 use check::Expected;
 use connection::ConnectionSettings;
 use connections::Connections;
+use descriptions::Descriptions;
 use link::Library as LinkLibrary;
 use notifications::Notifications;
 use opening::Opening;
@@ -128,6 +133,7 @@ pub struct RedisBackend {
     /// The tasks on the crate's own thread.
     drivers: Mutex<Vec<JoinHandle<()>>>,
     notifications: Arc<Notifications>,
+    descriptions: Arc<Descriptions>,
     poll_interval: Option<Duration>,
     repair: Option<Duration>,
     replicas: Option<Arc<Replicas>>,
@@ -141,6 +147,9 @@ pub struct RedisBackend {
 
 /// For how many reply timeouts a call is repeated while the server does not answer.
 const ATTEMPTS: u32 = 2;
+/// How long the removal of the label may take when the client is closed.
+const LAST_WORDS: Duration = Duration::from_millis(50);
+
 /// Makes all waiting requests repeat when the store becomes unreachable, so that they fail, until `closed`.
 async fn fail_waiting(
     mut changes: BoxStream<'static, StoreState>,
@@ -200,6 +209,7 @@ impl RedisBackend {
             store: store.clone(),
         };
         let notified = Arc::clone(&notifications);
+        let descriptions = Arc::new(Descriptions::new(client, Arc::clone(&notifications)));
         let lives = (Arc::clone(&home), own);
         let connections =
             Connections::new(lives, commands.clone(), subscriber, notified, expected, closing.token());
@@ -212,6 +222,7 @@ impl RedisBackend {
             renewing,
             drivers: Mutex::new(drivers),
             notifications,
+            descriptions,
             poll_interval: settings.poll_interval,
             repair: settings.repair,
             replicas,
@@ -249,6 +260,10 @@ impl RedisBackend {
 
     /// Closes all connections and waits until they are closed.
     async fn close_connections(&self) {
+        if let Some(removed) = self.descriptions.send_at_end(&self.commands) {
+            // It expires in any case.
+            let _ = timeout(LAST_WORDS, removed).await;
+        }
         // First, so that the end of the connections is not mistaken for an outage.
         self.statuses.close();
         self.closing.close();

@@ -3,6 +3,7 @@
 use futures::FutureExt;
 use futures::future::BoxFuture;
 
+use super::backend::written;
 use super::{RedisBackend, lock};
 use crate::backend::redlock::Node;
 use crate::backend::{Answer, BackendError, LeaseRef, Request};
@@ -16,8 +17,10 @@ impl Node for RedisBackend {
     ) -> BoxFuture<'a, Result<Answer, BackendError>> {
         async move {
             let transport = self.transport_of_releases(&request.lease.resource).await?;
+            let described = self.descriptions.send_with_request(&self.commands, request);
             let answer = lock::acquire(&transport, request, self.repair, Some(proposed)).await?;
             let answer = self.polled(request, answer);
+            written(described).await;
             self.notifications.answered(request.lease.id, &answer);
             Ok(answer)
         }

@@ -7,6 +7,7 @@
 use std::fmt;
 use std::str;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use futures::StreamExt;
@@ -42,6 +43,8 @@ pub(super) struct Notifications {
     /// The channel on which they are published.
     pub(super) channel: String,
     listener: Mutex<Listener>,
+    /// How many links have been subscribed: after another one, the store may be another one as well.
+    links: AtomicU64,
     /// The leases that wait, by their numbers within this client: the subscription is only checked while there are any.
     queued: Mutex<HashSet<u64>>,
     /// Notified when the subscription may have failed.
@@ -69,8 +72,15 @@ impl fmt::Debug for Listener {
 
 impl Notifications {
     pub(super) fn new(client: Uuid, confirms: bool) -> Self {
-        let (listener, queued, suspect) = (Mutex::default(), Mutex::default(), Notify::new());
-        Self { client, channel: keys::channel(client), listener, queued, suspect, confirms }
+        Self {
+            client,
+            channel: keys::channel(client),
+            listener: Mutex::default(),
+            links: AtomicU64::new(0),
+            queued: Mutex::default(),
+            suspect: Notify::new(),
+            confirms,
+        }
     }
 
     /// The events from now on. Replaces the stream that was returned before.
@@ -97,6 +107,12 @@ impl Notifications {
             let _ = links.unbounded_send(link.messages());
         }
         listener.link = Some(link);
+        self.links.fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// How many links have been subscribed so far.
+    pub(super) fn links(&self) -> u64 {
+        self.links.load(Ordering::Relaxed)
     }
 
     fn event(&self, message: &Message) -> Option<Event> {

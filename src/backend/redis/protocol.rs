@@ -60,6 +60,14 @@ constants! {
     FULL: &str = "full";
     COUNTS: &str = "counts";
 
+    // What a list has found.
+    A_LOCK: &str = "lock";
+    A_SEMAPHORE: &str = "semaphore";
+    /// How many holders of a semaphore a list returns.
+    LISTED_HOLDERS: u64 = 1000;
+    /// How many places a queue may have for a list to look at each of them.
+    COUNTED_PLACES: u64 = 200;
+
     // Messages to a client.
     GRANT: &str = "grant";
     ASK: &str = "ask";

@@ -2,7 +2,9 @@
 
 use std::time::Duration;
 
-use super::protocol::{COUNTS, EXPIRED, FULL, HELD_BY_OTHER, LEFT_QUEUE, NOT_HELD, RELEASED, RENEWED, TAKEN};
+use super::protocol::{
+    COUNTS, EXPIRED, FULL, HELD_BY_OTHER, LEFT_QUEUE, NOT_HELD, PROPOSED_AHEAD_US, RELEASED, RENEWED, TAKEN,
+};
 use super::script::Script;
 use super::value::Value;
 use crate::backend::{
@@ -79,6 +81,14 @@ pub(super) fn read_released(answer: &Value) -> Option<Released> {
         NOT_HELD => Some(Released::Absent),
         _ => None,
     }
+}
+
+/// For how long a lease has been held that was granted under this token, by the server's clock in microseconds: a token is the time of
+/// its grant (`fence.lua`), or ahead of it if many locks were granted then. `None` if it is further ahead: the clock was set back.
+pub(super) fn held_for(token: Option<FencingToken>, now: &Value) -> Option<Duration> {
+    let (granted, now) = (token?.get(), now.as_u64()?);
+    (granted <= now.saturating_add(PROPOSED_AHEAD_US))
+        .then(|| Duration::from_micros(now.saturating_sub(granted)))
 }
 
 /// Lease id, remaining time, permits and ticket of each waiter, in order of arrival.

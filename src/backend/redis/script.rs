@@ -127,6 +127,8 @@ scripts! {
     RESIZE(3, None): of_semaphore!("resize");
     INSPECT(3, None): lua!("lock/inspect");
     INSPECT_PERMITS(3, None): lua!("semaphore/inspect");
+    LIST(0, None): lua!("list");
+    DESCRIPTIONS(0, None): lua!("descriptions");
 }
 
 #[cfg(test)]

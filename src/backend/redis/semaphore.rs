@@ -6,7 +6,7 @@ use std::time::Duration;
 use super::operation::Operation;
 use super::protocol::{ABOVE_LIMIT, GRANTED, LIMIT_DIFFERS, NONE_FREE, QUEUED};
 use super::reply::{
-    from_millis, millis, read_granted, read_held, read_lease, read_number, read_queued, read_token,
+    from_millis, held_for, millis, read_granted, read_held, read_lease, read_number, read_queued, read_token,
     read_waiters, wanted,
 };
 use super::script::{ACQUIRE_PERMITS, INSPECT_PERMITS, RELEASE_PERMITS, RENEW_PERMITS, RESIZE, Script};
@@ -98,13 +98,19 @@ fn read_answer(answer: &[Value], permits: u32, stated: Limit) -> Option<Result<A
 }
 
 fn read_inspection(parts: &[Value]) -> Option<Inspection> {
-    let [limit, in_use, waiters, holders] = parts else { return None };
-    let holders = holders.as_list();
-    let holders = holders.chunks_exact(4).map(|part| {
-        let id = read_lease(&part[0])?.to_string();
-        let holder = Holder::new(id, read_token(&part[3]), from_millis(&part[1]));
-        Some(Holder { permits: read_number(&part[2])?, ..holder })
-    });
-    let holders = holders.collect::<Option<_>>()?;
+    let [limit, in_use, waiters, holders, now] = parts else { return None };
+    let holders = read_holders(holders, now).collect::<Option<_>>()?;
     Some(Inspection::new(holders, read_waiters(waiters)?, read_number(limit), read_number(in_use)?))
+}
+
+/// Who holds permits: lease id, remaining time, permits and token of each, and the time. `None` for one that is not ours.
+pub(super) fn read_holders<'a>(
+    holders: &'a Value,
+    now: &'a Value,
+) -> impl Iterator<Item = Option<Holder>> + 'a {
+    holders.as_list().chunks_exact(4).map(|part| {
+        let (id, token) = (read_lease(&part[0])?.to_string(), read_token(&part[3]));
+        let holder = Holder::new(id, token, from_millis(&part[1]));
+        Some(Holder { permits: read_number(&part[2])?, held_for: held_for(token, now), ..holder })
+    })
 }

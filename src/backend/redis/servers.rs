@@ -115,9 +115,14 @@ pub(super) enum Commands {
 impl Commands {
     /// The transport for the operations on a resource.
     pub(super) fn of(&self, resource: &Resource) -> Arc<Transport> {
+        self.at(resource.key.as_bytes())
+    }
+
+    /// The transport for operations on a key.
+    pub(super) fn at(&self, key: &[u8]) -> Arc<Transport> {
         match self {
             Self::Server(_, transport) => Arc::clone(transport),
-            Self::Cluster(_, transports) => transports.of(keys::slot(resource.key.as_bytes())),
+            Self::Cluster(_, transports) => transports.of(keys::slot(key)),
         }
     }
 

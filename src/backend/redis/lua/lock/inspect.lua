@@ -4,11 +4,11 @@
 --
 -- Returns  {what is stored under the lock or nil, ms until that ends (-1 never, -2 there is nothing),
 --           {lease id, ms for which it counts as alive, permits, ticket, ...}, live ones only,
---           {lease id, ms until it ends, ...} of the owner's holds if there are several}
+--           {lease id, ms until it ends, ...} of the owner's holds if there are several, now in us}
 
-local value, holds, waiters = call('GET', KEYS[1]), {}, {}
+local value, holds, waiters, clock = call('GET', KEYS[1]), {}, {}, read_clock()
 if ARGV[1] == FULL then
-  local now = read_clock().ms
+  local now = clock.ms
   local stem = sub(queue_of(KEYS), 1, -6)
   waiters = living(stem .. 'waiters', now)
   local lead, _, owner = read_value(value)
@@ -19,4 +19,4 @@ if ARGV[1] == FULL then
     end
   end
 end
-return { value, call('PTTL', KEYS[1]), waiters, holds }
+return { value, call('PTTL', KEYS[1]), waiters, holds, clock.text }

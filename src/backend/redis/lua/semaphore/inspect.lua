@@ -3,7 +3,7 @@
 -- ARGV[1]  FULL, or COUNTS for empty lists
 --
 -- Returns  {limit in force or nil, permits in use, {lease id, ms for which it counts as alive, permits, ticket, ...},
---           live ones only, {lease id, ms until its lease ends, permits, token, ...} by that time}
+--           live ones only, {lease id, ms until its lease ends, permits, token, ...} by that time, now in us}
 
 local s = semaphore_at(KEYS[1], queue_of(KEYS), nil, nil, read_clock())
 local now = s.clock.ms
@@ -38,4 +38,4 @@ if ARGV[1] == FULL then
     end
   end
 end
-return { limit or false, used, waiters, holders }
+return { limit or false, used, waiters, holders, s.clock.text }

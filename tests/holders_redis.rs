@@ -1,0 +1,422 @@
+//! Who holds and who waits, by name; and what is held or awaited at all: on one server and in a cluster.
+#![cfg(feature = "_redis")]
+
+mod support;
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use futures::{StreamExt, TryStreamExt};
+use leasehold::BackendError;
+use leasehold::backend::{
+    Answer, Backend, Claim, Detail, Kind, LeaseRef, Limit, Listed, Released, Renew, Renewal, Request,
+    Resource,
+};
+use leasehold::redis::RedisBackend;
+use support::{Cluster, RedisServer, Reply, eventually, within};
+
+const SECOND: Duration = Duration::from_secs(1);
+const TTL: Duration = Duration::from_secs(30);
+
+fn resource(key: &str, kind: Kind) -> Resource {
+    Resource::new(key, kind)
+}
+
+fn mutex(key: &str) -> Resource {
+    resource(key, Kind::Mutex)
+}
+
+/// A request of a client with this label.
+fn labelled(store: &RedisBackend, resource: &Resource, claim: Claim, label: &str) -> Request {
+    let mut request = Request::new(LeaseRef::new(store.lease_id(), resource.clone()), claim, TTL).waiting();
+    request.label = Some(label.into());
+    request
+}
+
+fn noted(mut request: Request, note: &str) -> Request {
+    request.note = Some(note.into());
+    request
+}
+
+async fn granted(store: &RedisBackend, request: &Request) -> LeaseRef {
+    let answer = store.request(request).await.expect("answered");
+    assert!(matches!(answer, Answer::Granted(_)), "{answer:?}");
+    request.lease.clone()
+}
+
+async fn queued(store: &RedisBackend, request: &Request) -> LeaseRef {
+    let answer = store.request(request).await.expect("answered");
+    assert!(matches!(answer, Answer::Queued(_)), "{answer:?}");
+    request.lease.clone()
+}
+
+async fn connect(server: &RedisServer) -> RedisBackend {
+    RedisBackend::connect(&server.url()).await.expect("the server answers")
+}
+
+/// Labels and notes of the holders and of those that wait.
+async fn told(store: &RedisBackend, resource: &Resource) -> Vec<(Option<String>, Option<String>)> {
+    let seen = store.inspect(resource, Detail::Full).await.expect("answered");
+    let holders = seen.holders.into_iter().map(|holder| (holder.label, holder.note));
+    holders.chain(seen.waiters.into_iter().map(|waiter| (waiter.label, waiter.note))).collect()
+}
+
+fn some(label: &str, note: &str) -> (Option<String>, Option<String>) {
+    let text = |text: &str| (!text.is_empty()).then(|| text.to_owned());
+    (text(label), text(note))
+}
+
+/// What a list finds, by key.
+async fn listed(store: &RedisBackend, prefix: &str) -> BTreeMap<String, Listed> {
+    let all: Vec<Listed> = store.list(prefix).try_collect().await.expect("answered");
+    let number = all.len();
+    let by_key: BTreeMap<_, _> =
+        all.into_iter().map(|listed| (listed.resource.key.to_string(), listed)).collect();
+    assert_eq!(by_key.len(), number, "nothing is listed twice");
+    by_key
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn holders_and_waiters_of_every_kind_have_labels_and_notes() {
+    let Some(server) = RedisServer::start_or_skip("labels and notes") else { return };
+    let (one, two) = (connect(&server).await, connect(&server).await);
+    let limit = Limit::stated(1);
+    for (key, kind, claim) in [
+        ("lock:m", Kind::Mutex, Claim::Sole),
+        ("lock:{t}m", Kind::Mutex, Claim::Sole),
+        ("lock:r", Kind::Reentrant, Claim::Owner("me".into())),
+        ("semaphore:c", Kind::Counting, Claim::Permits(1, limit)),
+        ("fair-semaphore:f", Kind::Fair, Claim::Permits(1, limit)),
+    ] {
+        let resource = resource(key, kind);
+        let other = match &claim {
+            Claim::Owner(_) => Claim::Owner("other".into()),
+            same => same.clone(),
+        };
+        let held = granted(&one, &noted(labelled(&one, &resource, claim, "api-7 (pid 1)"), "nightly")).await;
+        let waiting = queued(&two, &labelled(&two, &resource, other.clone(), "ü")).await;
+        let with_note = queued(&two, &noted(labelled(&two, &resource, other, "ü"), "run 2")).await;
+        let expected = [some("api-7 (pid 1)", "nightly"), some("ü", ""), some("ü", "run 2")];
+        assert_eq!(told(&two, &resource).await, expected, "{key}");
+        let listed = listed(&two, key).await;
+        let [holder] = &listed[key].holders[..] else { panic!("{listed:?}") };
+        assert_eq!((holder.label.clone(), holder.note.clone()), expected[0], "{key}");
+        assert_eq!((listed[key].resource.kind, listed[key].waiters), (kind, 2), "{key}");
+        for (store, lease) in [(&two, &waiting), (&two, &with_note), (&one, &held)] {
+            assert_ne!(store.release(lease).await.expect("answered"), Released::Absent, "{key}");
+        }
+    }
+    let mut raw = server.raw();
+    assert_eq!(raw.keys("*:note"), Vec::<String>::new(), "a note is removed with its lease");
+    assert_eq!(raw.label_keys().len(), 2, "one for each client, whatever it locks");
+    one.close().await;
+    two.close().await;
+    assert_eq!(raw.label_keys(), Vec::<String>::new());
+}
+
+/// Whoever knows the id of a client needs only guess a small number to end its leases.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn no_key_contains_a_lease_id_or_the_id_of_a_client() {
+    let Some(server) = RedisServer::start_or_skip("keys of labels and notes") else { return };
+    let store = connect(&server).await;
+    let lease = granted(&store, &noted(labelled(&store, &mutex("lock:a"), Claim::Sole, "one"), "n")).await;
+    let client = lease.id.client().to_string();
+    let keys = server.raw().send(&["KEYS", "*"]).words();
+    assert_eq!(keys.len(), 4, "{keys:?}");
+    assert!(keys.iter().all(|key| !key.contains(&client[..8])), "{keys:?} {client}");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_label_is_written_once_and_a_note_with_every_renewal() {
+    let Some(server) = RedisServer::start_or_skip("writing labels") else { return };
+    let (store, mut raw) = (connect(&server).await, server.raw());
+    let plain = granted(&store, &labelled(&store, &mutex("lock:warm"), Claim::Sole, "one")).await;
+    let [label] = &raw.label_keys()[..] else { panic!("one client") };
+    let expires = raw.pttl(label);
+    assert!((3_600_000..=3_630_000).contains(&expires), "an hour longer than the lease: {expires}");
+    assert!(raw.keys("*:note").is_empty());
+    store.release(&plain).await.expect("answered");
+
+    let is_written = |commands: &std::collections::BTreeMap<String, u64>| commands.get("set").copied();
+    raw.send(&["CONFIG", "RESETSTAT"]);
+    for n in 0..20 {
+        let lease =
+            granted(&store, &labelled(&store, &mutex(&format!("lock:{n}")), Claim::Sole, "one")).await;
+        let renewed: Vec<_> = store.renew(&[Renew::new(lease, TTL)]).collect().await;
+        assert!(matches!(renewed[..], [(0, Ok(Renewal::Renewed))]), "{renewed:?}");
+    }
+    // A grant writes the fence, or twice if another day begins for it.
+    let sets = is_written(&raw.info_commandstats()).unwrap_or(0);
+    assert!((20..=22).contains(&sets), "{sets} SET for 20 grants, which write the fence");
+
+    let lease = granted(&store, &noted(labelled(&store, &mutex("lock:n"), Claim::Sole, "one"), "why")).await;
+    let [note] = &raw.keys("*:note")[..] else { panic!("one note") };
+    assert_eq!(raw.get(note).as_deref(), Some("why"));
+    raw.send(&["PEXPIRE", note, "5000"]);
+    let renewed: Vec<_> = store.renew(&[Renew::new(lease.clone(), TTL)]).collect().await;
+    assert!(matches!(renewed[..], [(0, Ok(Renewal::Renewed))]), "{renewed:?}");
+    eventually(SECOND * 5, || std::future::ready(server.raw().pttl(note) > 20_000)).await;
+    store.release(&lease).await.expect("answered");
+    assert!(raw.keys("*:note").is_empty());
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_label_returns_after_the_store_has_lost_its_data() {
+    let Some(server) = RedisServer::start_or_skip("labels that were lost") else { return };
+    let (store, mut raw) = (connect(&server).await, server.raw());
+    let lease = granted(&store, &labelled(&store, &mutex("lock:a"), Claim::Sole, "one")).await;
+    raw.send(&["FLUSHALL"]);
+    let renewed: Vec<_> = store.renew(&[Renew::new(lease, TTL)]).collect().await;
+    assert!(matches!(renewed[..], [(0, Ok(Renewal::Lost(_)))]), "{renewed:?}");
+    granted(&store, &labelled(&store, &mutex("lock:a"), Claim::Sole, "one")).await;
+    assert_eq!(told(&store, &mutex("lock:a")).await, [some("one", "")]);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_label_returns_after_the_server_was_restarted() {
+    let Some(mut server) = RedisServer::start_or_skip("labels after a restart") else { return };
+    let store = connect(&server).await;
+    let lease = granted(&store, &labelled(&store, &mutex("lock:a"), Claim::Sole, "one")).await;
+    server.restart();
+    store.release(&lease).await.expect("answered by the server that has restarted");
+    let request = labelled(&store, &mutex("lock:a"), Claim::Sole, "one");
+    eventually(SECOND * 10, || async {
+        let answer = store.request(&request).await;
+        matches!(answer, Ok(Answer::Granted(_))) && told(&store, &mutex("lock:a")).await == [some("one", "")]
+    })
+    .await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn who_may_not_write_labels_has_none_and_everything_else() {
+    let Some(server) = RedisServer::start_or_skip("users without labels") else { return };
+    let mut raw = server.raw();
+    let rules = [
+        "ACL",
+        "SETUSER",
+        "few",
+        "on",
+        ">pw",
+        "resetchannels",
+        "&leasehold:*",
+        "~lock:*",
+        "~{lock:*",
+        "+@all",
+    ];
+    assert_eq!(raw.send(&rules), Reply::ok());
+    let url = format!("redis://few:pw@127.0.0.1:{}", server.port());
+    let store = RedisBackend::connect(&url).await.expect("accepted");
+    let lease = granted(&store, &noted(labelled(&store, &mutex("lock:a"), Claim::Sole, "one"), "why")).await;
+    assert_eq!(told(&store, &mutex("lock:a")).await, [some("", "why")]);
+    assert_eq!(listed(&store, "lock:").await.len(), 1);
+    assert_eq!(store.release(&lease).await.expect("answered"), Released::Held);
+    for _ in 0..10 {
+        let lease = granted(&store, &labelled(&store, &mutex("lock:a"), Claim::Sole, "one")).await;
+        store.release(&lease).await.expect("answered");
+    }
+    let log = raw.send(&["ACL", "LOG"]).array();
+    let denied = log.iter().filter(|entry| entry.words().iter().any(|word| word.contains(":client")));
+    assert!(denied.count() <= 2, "one attempt to write it, and one to read it");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn since_when_it_is_held_is_known_for_every_kind() {
+    let Some(server) = RedisServer::start_or_skip("since when") else { return };
+    let store = connect(&server).await;
+    let begun = std::time::Instant::now();
+    let limit = Limit::stated(3);
+    for (key, kind, claim) in [
+        ("lock:m", Kind::Mutex, Claim::Sole),
+        ("lock:r", Kind::Reentrant, Claim::Owner("me".into())),
+        ("semaphore:c", Kind::Counting, Claim::Permits(2, limit)),
+        ("fair-semaphore:f", Kind::Fair, Claim::Permits(1, limit)),
+    ] {
+        let resource = resource(key, kind);
+        granted(&store, &labelled(&store, &resource, claim, "one")).await;
+        let seen = async || {
+            let seen = store.inspect(&resource, Detail::Full).await.expect("answered");
+            seen.holders[0].held_for.expect("known")
+        };
+        let first = seen().await;
+        eventually(SECOND * 5, || async { seen().await >= first + Duration::from_millis(50) }).await;
+        assert!(seen().await <= begun.elapsed() + SECOND, "{key}");
+        assert!(listed(&store, key).await[key].holders[0].held_for >= Some(first), "{key}");
+    }
+    server.raw().send(&["SET", "lock:foreign", "theirs", "PX", "30000"]);
+    let foreign = store.inspect(&mutex("lock:foreign"), Detail::Full).await.expect("answered");
+    assert_eq!(foreign.holders[0].held_for, None);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_list_has_what_is_held_or_awaited_and_nothing_else() {
+    let Some(server) = RedisServer::start_or_skip("listing") else { return };
+    let (store, mut raw) = (connect(&server).await, server.raw());
+    let held = |key: &str| labelled(&store, &mutex(key), Claim::Sole, "one");
+    for key in
+        ["lock:a", "lock:ab", "lock:{t}x", "lock:*", "lock:[a]", "lock:a:queue", "lock:ü", "other:a", "plain"]
+    {
+        granted(&store, &held(key)).await;
+    }
+    let owned = resource("lock:owned", Kind::Reentrant);
+    let other = connect(&server).await;
+    for store in [&store, &other] {
+        granted(store, &labelled(store, &owned, Claim::Owner("me".into()), "one")).await;
+    }
+    // Awaited, after its holder has died.
+    let dead = granted(&store, &held("lock:{t}awaited")).await;
+    queued(&store, &held("lock:{t}awaited")).await;
+    raw.send(&["DEL", &dead.resource.key]);
+    // Held by another library, and awaited.
+    raw.send(&["SET", "lock:theirs", "theirs", "PX", "30000"]);
+    queued(&store, &held("lock:theirs")).await;
+    // Ended, and things of other programs.
+    let mut ended = held("lock:ended");
+    ended.ttl = Duration::from_millis(100);
+    granted(&store, &ended).await;
+    let permits = resource("semaphore:ended", Kind::Counting);
+    let mut ended = labelled(&store, &permits, Claim::Permits(1, Limit::stated(1)), "one");
+    ended.ttl = Duration::from_millis(100);
+    granted(&store, &ended).await;
+    raw.send(&["SET", "lock:text", "text"]);
+    raw.send(&["HSET", "lock:hash", "a", "b"]);
+    raw.send(&["ZADD", "lock:ranking", "9999999999999", "somebody"]);
+    raw.send(&["ZADD", "{lock:ghost}:queue", "1", "nonsense"]);
+    raw.send(&["RPUSH", "{lock:list}:queue", "nonsense"]);
+    raw.send(&["SET", "lock:\u{0}binary", "text"]);
+    raw.send(&["SADD", "xlock:a", "set"]);
+    granted(&store, &noted(held("lock:noted"), "why")).await;
+    // The ended semaphore has not ended while its lease runs.
+    eventually(SECOND * 5, || async { !listed(&store, "").await.contains_key("semaphore:ended") }).await;
+
+    let locks = [
+        "lock:*",
+        "lock:[a]",
+        "lock:a",
+        "lock:a:queue",
+        "lock:ab",
+        "lock:noted",
+        "lock:owned",
+        "lock:theirs",
+        "lock:{t}awaited",
+        "lock:{t}x",
+        "lock:ü",
+    ];
+    let found = listed(&store, "lock:").await;
+    assert_eq!(found.keys().map(|key| &**key).collect::<Vec<_>>(), locks);
+    let all = listed(&store, "").await;
+    assert_eq!(all.len(), locks.len() + 2, "{:?}", all.keys());
+    for (prefix, keys) in [
+        ("lock:a", &["lock:a", "lock:a:queue", "lock:ab"][..]),
+        ("lock:*", &["lock:*"]),
+        ("lock:[a]", &["lock:[a]"]),
+        ("lock:?", &[]),
+        ("lock:{t}", &["lock:{t}awaited", "lock:{t}x"]),
+        ("{lock:", &[]),
+        ("o", &["other:a"]),
+        ("nothing", &[]),
+    ] {
+        assert_eq!(listed(&store, prefix).await.into_keys().collect::<Vec<_>>(), keys, "{prefix}");
+    }
+
+    assert_eq!(found["lock:{t}awaited"].holders, []);
+    assert_eq!(found["lock:{t}awaited"].waiters, 1);
+    assert_eq!((found["lock:a"].waiters, found["lock:a"].holders.len()), (0, 1));
+    assert_eq!((&*found["lock:theirs"].holders[0].id, found["lock:theirs"].waiters), ("theirs", 1));
+    assert_eq!(found["lock:owned"].resource.kind, Kind::Reentrant);
+    assert_eq!(found["lock:owned"].holders.len(), 2, "{:?}", found["lock:owned"]);
+    assert_eq!(found["lock:owned"].holders[0].owner.as_deref(), Some("me"));
+}
+
+/// With keys of others in between, and while what is listed changes.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_is_held_throughout_is_listed_once_whatever_happens_meanwhile() {
+    let Some(server) = RedisServer::start_or_skip("listing meanwhile") else { return };
+    let (store, mut raw) = (connect(&server).await, server.raw());
+    const HELD: usize = 2_000;
+    for n in 0..HELD {
+        granted(&store, &labelled(&store, &mutex(&format!("lock:held:{n}")), Claim::Sole, "one")).await;
+    }
+    let mut list = store.list("lock:held:");
+    let mut found = Vec::new();
+    let mut n = 0;
+    while let Some(listed) = within(SECOND * 30, list.next()).await {
+        found.push(listed.expect("answered").resource.key.to_string());
+        // The server's table grows, and shrinks again.
+        if found.len() % 20 == 0 {
+            n += 1;
+            for m in 0..50 {
+                raw.send(&["SET", &format!("other:{n}:{m}"), "x"]);
+            }
+        }
+    }
+    found.sort();
+    found.dedup();
+    assert_eq!(found.len(), HELD);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_semaphore_is_listed_with_all_its_holders() {
+    let Some(server) = RedisServer::start_or_skip("listing semaphores") else { return };
+    let store = connect(&server).await;
+    let permits = resource("semaphore:s", Kind::Counting);
+    for n in 1..=150 {
+        let request = labelled(&store, &permits, Claim::Permits(2, Limit::stated(300)), "one");
+        granted(&store, &noted(request, &format!("n{n}"))).await;
+    }
+    for _ in 0..250 {
+        queued(&store, &labelled(&store, &permits, Claim::Permits(1, Limit::stated(300)), "one")).await;
+    }
+    let found = &listed(&store, "sem").await["semaphore:s"];
+    assert_eq!((found.holders.len(), found.waiters), (150, 250));
+    assert!(found.holders.iter().all(|holder| holder.permits == 2 && holder.label.as_deref() == Some("one")));
+    let mut notes: Vec<_> = found.holders.iter().filter_map(|holder| holder.note.clone()).collect();
+    notes.sort();
+    notes.dedup();
+    assert_eq!(notes.len(), 150);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_list_fails_when_its_server_is_gone_and_who_may_not_scan_is_told() {
+    let Some(mut server) = RedisServer::start_or_skip("lists that fail") else { return };
+    let mut raw = server.raw();
+    let rules =
+        ["ACL", "SETUSER", "few", "on", ">pw", "resetchannels", "&leasehold:*", "~*", "+@all", "-scan"];
+    assert_eq!(raw.send(&rules), Reply::ok());
+    let url = format!("redis://few:pw@127.0.0.1:{}", server.port());
+    let few = RedisBackend::connect(&url).await.expect("accepted");
+    let refused = few.list("lock:").collect::<Vec<_>>().await;
+    let [Err(error @ BackendError::Refused { .. })] = &refused[..] else { panic!("{refused:?}") };
+    assert!(error.to_string().contains("scan"), "{error:?}");
+
+    let store = connect(&server).await;
+    for n in 0..1_000 {
+        granted(&store, &labelled(&store, &mutex(&format!("lock:{n}")), Claim::Sole, "one")).await;
+    }
+    let mut list = store.list("lock:");
+    list.next().await.expect("one is found").expect("answered");
+    server.kill();
+    let rest: Vec<_> = within(SECOND * 20, list.collect()).await;
+    let (last, others) = rest.split_last().expect("the error");
+    assert!(last.as_ref().is_err_and(BackendError::is_transient), "{last:?}");
+    assert!(others.iter().all(Result::is_ok) && others.len() < 1_000);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_cluster_is_listed_with_all_its_nodes_and_knows_labels_wherever_they_are() {
+    let Some(cluster) = Cluster::start_or_skip("listing a cluster") else { return };
+    let store = RedisBackend::connect(&cluster.url()).await.expect("the cluster answers");
+    for n in 0..300 {
+        granted(&store, &labelled(&store, &mutex(&format!("lock:{n}")), Claim::Sole, "one")).await;
+    }
+    let lock = mutex("lock:noted");
+    granted(&store, &noted(labelled(&store, &lock, Claim::Sole, "one"), "why")).await;
+    queued(&store, &noted(labelled(&store, &lock, Claim::Sole, "one"), "too")).await;
+    assert_eq!(told(&store, &lock).await, [some("one", "why"), some("one", "too")]);
+    let found = listed(&store, "lock:").await;
+    assert_eq!(found.len(), 301);
+    let labels = found.values().flat_map(|listed| &listed.holders).map(|holder| holder.label.as_deref());
+    assert!(labels.into_iter().all(|label| label == Some("one")));
+    assert_eq!(found["lock:noted"].holders[0].note.as_deref(), Some("why"));
+    assert_eq!(found["lock:noted"].waiters, 1);
+    store.close().await;
+}
