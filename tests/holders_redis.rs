@@ -14,7 +14,7 @@ use leasehold::backend::{
 };
 use leasehold::redis::RedisBackend;
 use leasehold::redlock::RedlockBackend;
-use support::{Cluster, Nodes, RedisServer, Reply, eventually, within};
+use support::{Cluster, Nodes, Raw, RedisServer, Reply, eventually, within};
 
 const SECOND: Duration = Duration::from_secs(1);
 const TTL: Duration = Duration::from_secs(30);
@@ -464,4 +464,88 @@ async fn a_quorum_lists_what_a_majority_holds_and_names_the_nodes_that_fail() {
     nodes.0[1].kill();
     let failed: Vec<_> = within(SECOND * 20, store.list("lock:").collect()).await;
     assert!(matches!(failed[..], [Err(BackendError::NoQuorum { .. })]), "{failed:?}");
+}
+
+/// Names that a client holds, in one call each time: to lock a hundred thousand takes a while.
+fn hold(raw: &mut Raw, names: usize) {
+    let script = "for n = 1, ARGV[1] do redis.call('SET', 'lock:' .. n, ARGV[2] .. '.' .. n .. ' ' .. ARGV[3], 'PX', 600000) end";
+    let (now, client) = (raw.now_us().to_string(), "6f2b1a34-57f2-4c6a-9d1e-0a1b2c3d4e5f");
+    raw.send(&["EVAL", script, "0", &names.to_string(), client, &now]);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_list_is_made_in_small_steps() {
+    let Some(server) = RedisServer::start_or_skip("the steps of lists") else { return };
+    let (store, mut raw) = (connect(&server).await, server.raw());
+    const NAMES: usize = 5_000;
+    hold(&mut raw, NAMES);
+    raw.send(&["CONFIG", "RESETSTAT"]);
+    assert_eq!(listed(&store, "lock:").await.len(), NAMES);
+    let calls = raw.info_commandstats();
+    let steps = NAMES as u64 / 500;
+    assert!(calls["scan"] >= steps && calls["evalsha"] >= 10 * steps, "{calls:?}");
+    // Nothing is sent that is not asked for.
+    raw.send(&["CONFIG", "RESETSTAT"]);
+    let mut list = store.list("lock:");
+    list.next().await.expect("one is found").expect("answered");
+    drop(list);
+    assert!(raw.info_commandstats()["scan"] <= 2);
+}
+
+/// The latencies of PING while `busy`.
+fn pings(server: &RedisServer, mut busy: impl FnMut() -> bool) -> Vec<Duration> {
+    let mut raw = server.raw();
+    let mut latencies = Vec::new();
+    while busy() {
+        let sent = std::time::Instant::now();
+        raw.send(&["PING"]);
+        latencies.push(sent.elapsed());
+    }
+    latencies.sort_unstable();
+    latencies
+}
+
+/// The latency that all but one in a hundred do not exceed.
+fn p99(latencies: &[Duration]) -> Duration {
+    latencies[latencies.len() * 99 / 100]
+}
+
+/// On a machine that does nothing else:
+/// `cargo test --release --test holders_redis -- --ignored --nocapture a_list_of_a_hundred_thousand`
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+#[ignore = "a measurement"]
+async fn a_list_of_a_hundred_thousand_names_delays_others_by_2_ms_at_most() {
+    let Some(server) = RedisServer::start_or_skip("the latency beside lists") else { return };
+    let (store, mut raw) = (connect(&server).await, server.raw());
+    const NAMES: usize = 100_000;
+    hold(&mut raw, NAMES);
+    let (mut without, mut beside, mut took) = (Vec::new(), Vec::new(), Duration::ZERO);
+    for _ in 0..3 {
+        let begun = std::time::Instant::now();
+        without.extend(pings(&server, || begun.elapsed() < SECOND));
+        let done = std::sync::atomic::AtomicBool::new(false);
+        std::thread::scope(|scope| {
+            let pinging = scope.spawn(|| pings(&server, || !done.load(std::sync::atomic::Ordering::Relaxed)));
+            let begun = std::time::Instant::now();
+            let number = tokio::task::block_in_place(|| {
+                tokio::runtime::Handle::current()
+                    .block_on(store.list("lock:").try_fold(0, async |n, _| Ok(n + 1)))
+            });
+            took += begun.elapsed();
+            done.store(true, std::sync::atomic::Ordering::Relaxed);
+            beside.extend(pinging.join().expect("the server answers"));
+            assert_eq!(number.expect("answered"), NAMES);
+        });
+    }
+    without.sort_unstable();
+    beside.sort_unstable();
+    println!(
+        "PING p99 without: {:?}, of {}; beside: {:?}, of {}; a list took {:?}",
+        p99(&without),
+        without.len(),
+        p99(&beside),
+        beside.len(),
+        took / 3
+    );
+    assert!(p99(&beside) <= p99(&without) + Duration::from_millis(2));
 }
