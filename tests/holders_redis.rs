@@ -13,7 +13,8 @@ use leasehold::backend::{
     Resource,
 };
 use leasehold::redis::RedisBackend;
-use support::{Cluster, RedisServer, Reply, eventually, within};
+use leasehold::redlock::RedlockBackend;
+use support::{Cluster, Nodes, Raw, RedisServer, Reply, eventually, within};
 
 const SECOND: Duration = Duration::from_secs(1);
 const TTL: Duration = Duration::from_secs(30);
@@ -27,7 +28,7 @@ fn mutex(key: &str) -> Resource {
 }
 
 /// A request of a client with this label.
-fn labelled(store: &RedisBackend, resource: &Resource, claim: Claim, label: &str) -> Request {
+fn labelled(store: &dyn Backend, resource: &Resource, claim: Claim, label: &str) -> Request {
     let mut request = Request::new(LeaseRef::new(store.lease_id(), resource.clone()), claim, TTL).waiting();
     request.label = Some(label.into());
     request
@@ -38,13 +39,13 @@ fn noted(mut request: Request, note: &str) -> Request {
     request
 }
 
-async fn granted(store: &RedisBackend, request: &Request) -> LeaseRef {
+async fn granted(store: &dyn Backend, request: &Request) -> LeaseRef {
     let answer = store.request(request).await.expect("answered");
     assert!(matches!(answer, Answer::Granted(_)), "{answer:?}");
     request.lease.clone()
 }
 
-async fn queued(store: &RedisBackend, request: &Request) -> LeaseRef {
+async fn queued(store: &dyn Backend, request: &Request) -> LeaseRef {
     let answer = store.request(request).await.expect("answered");
     assert!(matches!(answer, Answer::Queued(_)), "{answer:?}");
     request.lease.clone()
@@ -55,7 +56,7 @@ async fn connect(server: &RedisServer) -> RedisBackend {
 }
 
 /// Labels and notes of the holders and of those that wait.
-async fn told(store: &RedisBackend, resource: &Resource) -> Vec<(Option<String>, Option<String>)> {
+async fn told(store: &dyn Backend, resource: &Resource) -> Vec<(Option<String>, Option<String>)> {
     let seen = store.inspect(resource, Detail::Full).await.expect("answered");
     let holders = seen.holders.into_iter().map(|holder| (holder.label, holder.note));
     holders.chain(seen.waiters.into_iter().map(|waiter| (waiter.label, waiter.note))).collect()
@@ -67,7 +68,7 @@ fn some(label: &str, note: &str) -> (Option<String>, Option<String>) {
 }
 
 /// What a list finds, by key.
-async fn listed(store: &RedisBackend, prefix: &str) -> BTreeMap<String, Listed> {
+async fn listed(store: &dyn Backend, prefix: &str) -> BTreeMap<String, Listed> {
     let all: Vec<Listed> = store.list(prefix).try_collect().await.expect("answered");
     let number = all.len();
     let by_key: BTreeMap<_, _> =
@@ -259,7 +260,7 @@ async fn a_list_has_what_is_held_or_awaited_and_nothing_else() {
     }
     let owned = resource("lock:owned", Kind::Reentrant);
     let other = connect(&server).await;
-    for store in [&store, &other] {
+    for store in [&store as &dyn Backend, &other] {
         granted(store, &labelled(store, &owned, Claim::Owner("me".into()), "one")).await;
     }
     // Awaited, after its holder has died.
@@ -322,6 +323,9 @@ async fn a_list_has_what_is_held_or_awaited_and_nothing_else() {
     assert_eq!(found["lock:{t}awaited"].waiters, 1);
     assert_eq!((found["lock:a"].waiters, found["lock:a"].holders.len()), (0, 1));
     assert_eq!((&*found["lock:theirs"].holders[0].id, found["lock:theirs"].waiters), ("theirs", 1));
+    let fair = Resource::named("own:prefix:", "s", Kind::Fair);
+    granted(&store, &labelled(&store, &fair, Claim::Permits(1, Limit::stated(1)), "one")).await;
+    assert_eq!(listed(&store, "own:").await["own:prefix:s"].resource.kind, Kind::Fair);
     assert_eq!(found["lock:owned"].resource.kind, Kind::Reentrant);
     assert_eq!(found["lock:owned"].holders.len(), 2, "{:?}", found["lock:owned"]);
     assert_eq!(found["lock:owned"].holders[0].owner.as_deref(), Some("me"));
@@ -419,4 +423,129 @@ async fn a_cluster_is_listed_with_all_its_nodes_and_knows_labels_wherever_they_a
     assert_eq!(found["lock:noted"].holders[0].note.as_deref(), Some("why"));
     assert_eq!(found["lock:noted"].waiters, 1);
     store.close().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_quorum_lists_what_a_majority_holds_and_names_the_nodes_that_fail() {
+    let Some(mut nodes) = Nodes::start_or_skip("listing a quorum", 3) else { return };
+    let url = format!("{}?connect_timeout=10s", nodes.url());
+    let store = RedlockBackend::builder(&url).expect("valid").node_timeout(SECOND);
+    let store = store.connect().await.expect("the nodes accept clients");
+    for n in 0..100 {
+        granted(&store, &noted(labelled(&store, &mutex(&format!("lock:{n}")), Claim::Sole, "one"), "why"))
+            .await;
+    }
+    queued(&store, &labelled(&store, &mutex("lock:7"), Claim::Sole, "one")).await;
+    // A minority has it: the majority has lost it.
+    for node in &nodes.0[..2] {
+        node.raw().send(&["DEL", "lock:9"]);
+    }
+    // And this one only a minority.
+    let alone = connect(&nodes.0[0]).await;
+    granted(&alone, &labelled(&alone, &mutex("lock:minority"), Claim::Sole, "two")).await;
+    // A node may have lost its labels and notes.
+    for key in nodes.0[0].raw().label_keys() {
+        nodes.0[0].raw().send(&["DEL", &key]);
+    }
+    let check = async |left_out: &str| {
+        let found = listed(&store, "lock:").await;
+        assert_eq!(found.len(), 99, "{left_out}");
+        assert!(!found.contains_key("lock:9") && !found.contains_key("lock:minority"));
+        assert_eq!(found["lock:7"].waiters, 1);
+        assert!(found.values().all(|listed| {
+            let [holder] = &listed.holders[..] else { panic!("{listed:?}") };
+            holder.label.as_deref() == Some("one") && holder.note.as_deref() == Some("why")
+        }));
+        assert_eq!(told(&store, &mutex("lock:1")).await, [some("one", "why")]);
+    };
+    check("no node").await;
+    nodes.0[2].kill();
+    check("the third").await;
+    nodes.0[1].kill();
+    let failed: Vec<_> = within(SECOND * 20, store.list("lock:").collect()).await;
+    assert!(matches!(failed[..], [Err(BackendError::NoQuorum { .. })]), "{failed:?}");
+}
+
+/// Names that a client holds, in one call each time: to lock a hundred thousand takes a while.
+fn hold(raw: &mut Raw, names: usize) {
+    let script = "for n = 1, ARGV[1] do redis.call('SET', 'lock:' .. n, ARGV[2] .. '.' .. n .. ' ' .. ARGV[3], 'PX', 600000) end";
+    let (now, client) = (raw.now_us().to_string(), "6f2b1a34-57f2-4c6a-9d1e-0a1b2c3d4e5f");
+    raw.send(&["EVAL", script, "0", &names.to_string(), client, &now]);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_list_is_made_in_small_steps() {
+    let Some(server) = RedisServer::start_or_skip("the steps of lists") else { return };
+    let (store, mut raw) = (connect(&server).await, server.raw());
+    const NAMES: usize = 5_000;
+    hold(&mut raw, NAMES);
+    raw.send(&["CONFIG", "RESETSTAT"]);
+    assert_eq!(listed(&store, "lock:").await.len(), NAMES);
+    let calls = raw.info_commandstats();
+    let steps = NAMES as u64 / 500;
+    assert!(calls["scan"] >= steps && calls["evalsha"] >= 10 * steps, "{calls:?}");
+    // Nothing is sent that is not asked for.
+    raw.send(&["CONFIG", "RESETSTAT"]);
+    let mut list = store.list("lock:");
+    list.next().await.expect("one is found").expect("answered");
+    drop(list);
+    assert!(raw.info_commandstats()["scan"] <= 2);
+}
+
+/// The latencies of PING while `busy`.
+fn pings(server: &RedisServer, mut busy: impl FnMut() -> bool) -> Vec<Duration> {
+    let mut raw = server.raw();
+    let mut latencies = Vec::new();
+    while busy() {
+        let sent = std::time::Instant::now();
+        raw.send(&["PING"]);
+        latencies.push(sent.elapsed());
+    }
+    latencies.sort_unstable();
+    latencies
+}
+
+/// The latency that all but one in a hundred do not exceed.
+fn p99(latencies: &[Duration]) -> Duration {
+    latencies[latencies.len() * 99 / 100]
+}
+
+/// On a machine that does nothing else:
+/// `cargo test --release --test holders_redis -- --ignored --nocapture a_list_of_a_hundred_thousand`
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+#[ignore = "a measurement"]
+async fn a_list_of_a_hundred_thousand_names_delays_others_by_2_ms_at_most() {
+    let Some(server) = RedisServer::start_or_skip("the latency beside lists") else { return };
+    let (store, mut raw) = (connect(&server).await, server.raw());
+    const NAMES: usize = 100_000;
+    hold(&mut raw, NAMES);
+    let (mut without, mut beside, mut took) = (Vec::new(), Vec::new(), Duration::ZERO);
+    for _ in 0..3 {
+        let begun = std::time::Instant::now();
+        without.extend(pings(&server, || begun.elapsed() < SECOND));
+        let done = std::sync::atomic::AtomicBool::new(false);
+        std::thread::scope(|scope| {
+            let pinging = scope.spawn(|| pings(&server, || !done.load(std::sync::atomic::Ordering::Relaxed)));
+            let begun = std::time::Instant::now();
+            let number = tokio::task::block_in_place(|| {
+                tokio::runtime::Handle::current()
+                    .block_on(store.list("lock:").try_fold(0, async |n, _| Ok(n + 1)))
+            });
+            took += begun.elapsed();
+            done.store(true, std::sync::atomic::Ordering::Relaxed);
+            beside.extend(pinging.join().expect("the server answers"));
+            assert_eq!(number.expect("answered"), NAMES);
+        });
+    }
+    without.sort_unstable();
+    beside.sort_unstable();
+    println!(
+        "PING p99 without: {:?}, of {}; beside: {:?}, of {}; a list took {:?}",
+        p99(&without),
+        without.len(),
+        p99(&beside),
+        beside.len(),
+        took / 3
+    );
+    assert!(p99(&beside) <= p99(&without) + Duration::from_millis(2));
 }

@@ -52,6 +52,8 @@ pub struct RedisBuilder {
     pub(super) fail_fast: bool,
     tls: Option<TlsOptions>,
     pub(super) sentinel_login: Option<Login>,
+    /// After which the connections are named.
+    pub(super) label: Option<Arc<str>>,
     /// The client and its home, if it is one of several nodes.
     pub(super) node_of: Option<(Uuid, Arc<Home>)>,
 }
@@ -208,6 +210,12 @@ impl RedisBuilder {
     /// Default: no login.
     pub fn sentinel_credentials(mut self, provider: impl CredentialsProvider + 'static) -> Self {
         self.sentinel_login = Some(Login { provider: Some(Arc::new(provider)), ..Login::default() });
+        self
+    }
+
+    /// Names the connections after a client with this label (`CLIENT LIST`).
+    pub(crate) fn named_after(mut self, label: Option<&str>) -> Self {
+        self.label = label.map(Arc::from);
         self
     }
 
@@ -383,6 +391,7 @@ impl RedisBackend {
             fail_fast: false,
             tls: None,
             sentinel_login: None,
+            label: None,
             node_of: None,
         }
     }

@@ -43,6 +43,8 @@ const FIRST_PAUSE: Duration = Duration::from_millis(10);
 const LONGEST_PAUSE: Duration = Duration::from_millis(200);
 /// After how many reply timeouts without any answer the link is replaced.
 const SILENT_TIMEOUTS: u32 = 2;
+/// How many characters of a label the names of connections have.
+const MAX_SHOWN: usize = 64;
 /// How long a link must have lasted to be replaced without a pause when it has ended.
 const LASTING: Duration = LONGEST_PAUSE;
 
@@ -60,6 +62,8 @@ pub(super) struct ConnectionSettings {
     pub(super) login: Login,
     pub(super) timeouts: Timeouts,
     pub(super) statuses: Arc<Statuses>,
+    /// With what the names of the connections begin.
+    pub(super) named: Arc<str>,
 }
 
 impl ConnectionSettings {
@@ -135,7 +139,7 @@ impl Connection {
             settings: settings.clone(),
             route,
             status: settings.statuses.connection(),
-            name: format!("leasehold-{}", Uuid::new_v4().simple()),
+            name: format!("{}-{}", settings.named, Uuid::new_v4().simple()),
             link: watch::Sender::default(),
             task: AtomicU64::new(0),
             late: Notify::new(),
@@ -591,6 +595,15 @@ impl Connection {
     }
 }
 
+/// What the names of the connections of a client with this label begin with. A server accepts only printable ASCII characters other than
+/// spaces.
+pub(super) fn names_after(label: Option<&str>) -> Arc<str> {
+    let Some(label) = label else { return "leasehold".into() };
+    let shown = |c: char| if c.is_ascii_graphic() { c } else { '_' };
+    let label: String = label.chars().take(MAX_SHOWN).map(shown).collect();
+    format!("leasehold-{label}").into()
+}
+
 /// The address in a line of `CLIENT LIST`, if the connection has this name.
 fn address_of(line: &str, name: &str) -> Option<String> {
     let field = |field: &str| line.split_whitespace().find_map(|part| part.strip_prefix(field));
@@ -635,6 +648,7 @@ pub(super) mod tests {
             login: Login::default(),
             timeouts: Timeouts { connect: timeout, reply: timeout },
             statuses: Statuses::new("a store".to_owned()),
+            named: names_after(None),
         }
     }
 
@@ -699,6 +713,18 @@ pub(super) mod tests {
             panic!("the link is gone")
         };
         assert_eq!(late_call().await, Status::Disconnected { since });
+    }
+
+    #[test]
+    fn connections_are_named_after_the_label_in_characters_that_a_server_accepts() {
+        for (label, name) in [
+            (None, "leasehold"),
+            (Some("api-7 (pid 4711)"), "leasehold-api-7_(pid_4711)"),
+            (Some("ü\n\u{1f600}~"), "leasehold-___~"),
+        ] {
+            assert_eq!(&*names_after(label), name);
+        }
+        assert_eq!(names_after(Some(&"é".repeat(256))).len(), "leasehold-".len() + MAX_SHOWN);
     }
 
     #[test]

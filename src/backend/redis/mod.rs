@@ -101,7 +101,7 @@ use crate::error::Error;
 use crate::home::Home;
 use crate::runtime::spawn_on;
 use check::Expected;
-use connection::ConnectionSettings;
+use connection::{ConnectionSettings, names_after};
 use connections::Connections;
 use descriptions::Descriptions;
 use link::Library as LinkLibrary;
@@ -184,6 +184,7 @@ impl RedisBackend {
             login: settings.target.login.clone(),
             timeouts: settings.timeouts,
             statuses: Arc::clone(&statuses),
+            named: names_after(settings.label.as_deref()),
         };
         let (topology, notified) = (settings.target.topology.clone(), Arc::clone(&notifications));
         let sentinel_login = settings.sentinel_login.clone().unwrap_or_default();

@@ -44,18 +44,7 @@ impl Quorum {
 /// What a majority says. A lease is held as long as a majority holds it; a waiter waits if it has a place, or a grant
 /// not made by a majority, on a majority of nodes.
 fn merge(views: &[&Inspection], majority: usize, detail: Detail) -> Inspection {
-    let mut holds: HashMap<&str, Vec<&Holder>> = HashMap::default();
-    for holder in views.iter().flat_map(|view| &view.holders) {
-        holds.entry(&holder.id).or_default().push(holder);
-    }
-    let mut holders = Vec::new();
-    holds.retain(|_, holds| {
-        let held = holds.len() >= majority;
-        if held {
-            holders.push(common(holds, majority));
-        }
-        !held
-    });
+    let (holders, holds) = held_by_majority(views.iter().map(|view| &*view.holders), majority);
     let mut places: HashMap<LeaseId, (usize, Vec<&Waiter>)> = HashMap::default();
     for view in views {
         for (place, waiter) in view.waiters.iter().enumerate() {
@@ -69,7 +58,10 @@ fn merge(views: &[&Inspection], majority: usize, detail: Detail) -> Inspection {
         .filter_map(|(id, (places, waiters))| {
             let granted = holds.get(&*id.to_string()).map_or(0, Vec::len);
             let rank = (granted + waiters.len() >= majority).then_some(places)?;
-            waiters.into_iter().max_by_key(|waiter| waiter.remaining).map(|waiter| (rank, waiter.clone()))
+            let label = waiters.iter().find_map(|waiter| waiter.label.clone());
+            let note = waiters.iter().find_map(|waiter| waiter.note.clone());
+            let last = waiters.into_iter().max_by_key(|waiter| waiter.remaining)?;
+            Some((rank, Waiter { label, note, ..last.clone() }))
         })
         .collect();
     waiters.sort_unstable_by_key(|(places, waiter)| (*places, waiter.id));
@@ -81,6 +73,26 @@ fn merge(views: &[&Inspection], majority: usize, detail: Detail) -> Inspection {
     Inspection::new(holders, waiters, None, u32::from(in_use))
 }
 
+/// The leases that a majority holds, and the holds of the others, from the holders on each node.
+pub(super) fn held_by_majority<'a>(
+    nodes: impl Iterator<Item = &'a [Holder]>,
+    majority: usize,
+) -> (Vec<Holder>, HashMap<&'a str, Vec<&'a Holder>>) {
+    let mut holds: HashMap<&str, Vec<&Holder>> = HashMap::default();
+    for holder in nodes.flatten() {
+        holds.entry(&holder.id).or_default().push(holder);
+    }
+    let mut holders = Vec::new();
+    holds.retain(|_, holds| {
+        let held = holds.len() >= majority;
+        if held {
+            holders.push(common(holds, majority));
+        }
+        !held
+    });
+    (holders, holds)
+}
+
 /// One lease as a majority of nodes holds it: for as long as a majority does, under the token that most of them have.
 fn common(holds: &[&Holder], majority: usize) -> Holder {
     let mut remaining: Vec<_> = holds.iter().map(|hold| hold.remaining).collect();
@@ -90,5 +102,8 @@ fn common(holds: &[&Holder], majority: usize) -> Holder {
     let mut holder =
         holds.iter().max_by_key(same).map_or_else(|| Holder::new("", None, None), |hold| (**hold).clone());
     holder.remaining = remaining[majority - 1];
+    // A node may not have them although it has the lease, because it could not be reached, or was restarted.
+    holder.label = holds.iter().find_map(|hold| hold.label.clone());
+    holder.note = holds.iter().find_map(|hold| hold.note.clone());
     holder
 }

@@ -10,11 +10,12 @@
 //! | `leases` | what this client knows about each of its leases on each node (no I/O) |
 //! | `overtaken` | requests that a release may have overtaken (no I/O) |
 //! | `request` | requests, tokens, and what a minority has granted |
-//! | `renew`, `release`, `events`, `inspect` | the other operations |
+//! | `renew`, `release`, `events`, `inspect`, `list` | the other operations |
 
 mod events;
 mod inspect;
 mod leases;
+mod list;
 mod node;
 mod overtaken;
 mod quorum;
@@ -40,7 +41,7 @@ use uuid::Uuid;
 
 use super::{
     Answer, Answered, Backend, BackendError, Capabilities, Detail, Event, Finding, Inspection, Kind, LeaseId,
-    LeaseRef, Limit, RedisBuilder, Released, Renew, Request, Resource, StoreState, Wakes,
+    LeaseRef, Limit, Listed, RedisBuilder, Released, Renew, Request, Resource, StoreState, Wakes,
 };
 use crate::error::Error;
 use crate::home::Home;
@@ -125,6 +126,11 @@ impl RedlockBuilder {
     pub const fn node_timeout(mut self, timeout: Duration) -> Self {
         self.node_timeout = timeout;
         self
+    }
+
+    /// Names the connections to all nodes after a client with this label.
+    pub(crate) fn named_after(self, label: Option<&str>) -> Self {
+        self.each(|node| node.named_after(label))
     }
 
     fn each(mut self, change: impl Fn(RedisBuilder) -> RedisBuilder) -> Self {
@@ -329,6 +335,10 @@ impl Backend for RedlockBackend {
         detail: Detail,
     ) -> BoxFuture<'a, Result<Inspection, BackendError>> {
         self.quorum.inspect(resource, detail).boxed()
+    }
+
+    fn list<'a>(&'a self, prefix: &'a str) -> BoxStream<'a, Result<Listed, BackendError>> {
+        self.quorum.list(prefix)
     }
 
     fn events(&self) -> BoxStream<'static, Event> {

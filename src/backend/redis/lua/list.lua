@@ -5,7 +5,7 @@
 -- Returns  {now in us, one answer for each}:
 --          {A_LOCK, what is stored under the lock or nil, ms until that ends, waiters, {lease id, ms until it ends, ...} of the
 --           owner's holds if there are several}
---          {A_SEMAPHORE, waiters, {lease id, ms until its lease ends, permits, token, ...}}, holders by that time, at most
+--          {A_SEMAPHORE, 1 for a counting one, 0 for a fair one, nil if that is not known, waiters, {lease id, ms until its lease ends, permits, token, ...}}, holders by that time, at most
 --           LISTED_HOLDERS
 --          nil for what is not held by us and not awaited
 --
@@ -21,6 +21,14 @@ local function count_waiters(stem)
   return intact and #waiters / 4 or 0
 end
 
+-- As its state says (state.lua); not all versions have written that.
+local function is_counting(stem)
+  local intact, values = pcall(function() return { cmsgpack.unpack(call('GET', stem .. 'state')) } end)
+  local by_size = intact and values[12]
+  if type(by_size) ~= 'boolean' then return false end
+  return by_size and 1 or 0
+end
+
 local function list_semaphore(key, stem)
   local holders = {}
   local held = redis.pcall('ZRANGEBYSCORE', key, '(' .. now_text, '+inf', 'WITHSCORES', 'LIMIT', '0', LISTED_HOLDERS)
@@ -34,7 +42,7 @@ local function list_semaphore(key, stem)
     end
   end
   local waiters = count_waiters(stem)
-  return (holders[1] or waiters > 0) and { A_SEMAPHORE, waiters, holders }
+  return (holders[1] or waiters > 0) and { A_SEMAPHORE, is_counting(stem), waiters, holders }
 end
 
 local function list_lock(key, stem)
@@ -45,7 +53,7 @@ local function list_lock(key, stem)
   -- A mutex of ours without the mark has no waiters (value.lua).
   local waiters = (not id or owner or sub(value, -1) == WAITED_FOR) and count_waiters(stem) or 0
   if not id and waiters == 0 then return false end
-  if not value and redis.pcall('EXISTS', stem .. 'state') == 1 then return { A_SEMAPHORE, waiters, {} } end
+  if not value and redis.pcall('EXISTS', stem .. 'state') == 1 then return { A_SEMAPHORE, is_counting(stem), waiters, {} } end
   local holds = {}
   if owner and type(redis.pcall('ZSCORE', stem .. 'holds', id)) == 'string' then
     local several = call('ZRANGEBYSCORE', stem .. 'holds', now_text, '+inf', 'WITHSCORES')

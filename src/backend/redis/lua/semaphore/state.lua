@@ -3,7 +3,7 @@
 -- state  string, in MessagePack: the limit; its version, when it came into force; its lapse, until when, in ms, it stays in force
 --        without holders or waiters; how many permits are in use; the time, in ms, before which no holder's lease ends; until
 --        when, in ms, holders and holds are kept; until when, in ms, queue and waiters are kept; when, in ms, the state expires;
---        the last token; the token up to which the fence covers (semaphore/token.lua); the last ticket.
+--        the last token; the token up to which the fence covers (semaphore/token.lua); the last ticket; for lists, whether small requests may overtake.
 --        The version is a text of digits, all others are numbers. Unknown values are nil or false. Expires after the limit has
 --        lapsed: two to four TTLs after the last use.
 
@@ -39,7 +39,7 @@ local function write_state(s, with)
   end
   s.changed = false
   local text =
-    cmsgpack.pack(s.limit, s.version, s.lapse, s.used, s.ends, s.kept, s.queue_kept, s.expires, s.token, s.covered, s.last_ticket)
+    cmsgpack.pack(s.limit, s.version, s.lapse, s.used, s.ends, s.kept, s.queue_kept, s.expires, s.token, s.covered, s.last_ticket, s.by_size)
   if keeps then return write('SET', s.state, text, 'KEEPTTL') end
   return write('SET', s.state, text, 'PXAT', millis(s.expires))
 end
