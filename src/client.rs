@@ -60,6 +60,25 @@ use crate::semaphore::CountingSemaphore;
 /// # Ok(()) }
 /// ```
 ///
+/// # Read/write lock
+///
+/// Many readers or one writer, strictly in order of arrival, so that neither side starves: [`RwLock`](crate::RwLock).
+///
+/// ```
+/// # #[tokio::main(flavor = "current_thread")]
+/// # async fn main() -> Result<(), leasehold::Error> {
+/// # let client = leasehold::Client::connect("memory:").await?;
+/// let prices = client.rw_lock("prices")?;
+/// let (one, other) = (prices.read().await?, prices.read().await?); // together
+/// assert!(prices.try_write().await?.is_none());
+/// drop((one, other));
+/// let writing = prices.write().await?; // alone; its token fences
+/// let reading = writing.downgrade().await?; // lets readers in, and no other writer before them
+/// assert!(prices.try_read().await?.is_some());
+/// # drop(reading);
+/// # Ok(()) }
+/// ```
+///
 /// # Counting semaphore
 ///
 /// At most so many permits at a time, of which none is idle while a waiter could use it: [`CountingSemaphore`].
@@ -398,6 +417,10 @@ impl Client {
         options: SemaphoreOptions,
     ) -> Result<FairSemaphore, Error> {
         FairSemaphore::new(Arc::clone(&self.engine), name, limit, &options)
+    }
+
+    pub(crate) const fn engine(&self) -> &Arc<Engine> {
+        &self.engine
     }
 
     /// Whether the store can currently be reached, as far as the client knows: this call sends nothing. For readiness

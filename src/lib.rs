@@ -26,6 +26,7 @@
 //! | one task of all processes | [`DistMutex`] | in order of arrival; tasks of one process may pass the lock on among themselves first, for up to 30 ms |
 //! | one owner that locks again what it holds, such as the steps of one order | [`ReentrantLock`] | in order of arrival; the owner itself does not wait |
 //! | a limited number, with as many as possible at work | [`CountingSemaphore`] | in order of arrival among the requests that fit |
+//! | many readers or one writer | [`RwLock`] | in order of arrival, readers next to each other together |
 //! | a limited number, strictly in turn | [`FairSemaphore`] | in order of arrival, even if permits are idle until a large request fits |
 //!
 //! # Which store
@@ -93,6 +94,7 @@ mod permits;
 mod primitive;
 mod reentrant;
 mod runtime;
+mod rw_lock;
 mod semaphore;
 
 pub use backend::memory::MemoryBackend;
@@ -109,6 +111,7 @@ pub use mutex::DistMutex;
 pub use name::MAX_NAME_BYTES;
 pub use options::{MutexOptions, OnOtherLimit, SemaphoreOptions};
 pub use reentrant::ReentrantLock;
+pub use rw_lock::{RwLock, WriteGuard};
 pub use semaphore::CountingSemaphore;
 
 /// The store on one Redis or Valkey server, a primary that Sentinel names, or a cluster.
@@ -180,7 +183,9 @@ mod tests {
         handle::<ReentrantLock>();
         handle::<CountingSemaphore>();
         handle::<FairSemaphore>();
+        handle::<RwLock>();
         held::<Guard>();
+        held::<WriteGuard>();
         held::<Lost>();
         held::<Ended>();
         held::<Fence>();
