@@ -79,6 +79,24 @@ use crate::semaphore::CountingSemaphore;
 /// # Ok(()) }
 /// ```
 ///
+/// # Several mutexes at once
+///
+/// All or none, without deadlocks among callers that name them in another order: [`LockAll`](crate::LockAll).
+///
+/// ```
+/// # use std::time::Duration;
+/// # #[tokio::main(flavor = "current_thread")]
+/// # async fn main() -> Result<(), leasehold::Error> {
+/// # let client = leasehold::Client::connect("memory:").await?;
+/// let both = client.lock_all(["account:7", "account:3"])?;
+/// let guards = both.lock_timeout(Duration::from_secs(5)).await?; // altogether
+/// assert!(client.mutex("account:3")?.try_lock().await?.is_none());
+/// let sum = guards.protect(async { 20 + 22 }).await?; // ends with `Error::Lost` if one of the leases is lost
+/// println!("{sum} under token {:?}", guards.token("account:3"));
+/// guards.release().await?; // both
+/// # Ok(()) }
+/// ```
+///
 /// # Counting semaphore
 ///
 /// At most so many permits at a time, of which none is idle while a waiter could use it: [`CountingSemaphore`].

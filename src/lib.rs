@@ -24,6 +24,7 @@
 //! | to let in | use | waiters are served |
 //! |---|---|---|
 //! | one task of all processes | [`DistMutex`] | in order of arrival; tasks of one process may pass the lock on among themselves first, for up to 30 ms |
+//! | one task of all processes, to several things at once | [`LockAll`] | in order of arrival, for each of them |
 //! | one owner that locks again what it holds, such as the steps of one order | [`ReentrantLock`] | in order of arrival; the owner itself does not wait |
 //! | a limited number, with as many as possible at work | [`CountingSemaphore`] | in order of arrival among the requests that fit |
 //! | many readers or one writer | [`RwLock`] | in order of arrival, readers next to each other together |
@@ -86,6 +87,7 @@ mod handover;
 mod hash;
 mod home;
 mod lease;
+mod lock_all;
 mod mutex;
 mod name;
 mod options;
@@ -107,6 +109,7 @@ pub use error::{BackendError, BoxError, Cause, Error, LossReason, NodeFailure};
 pub use fair_semaphore::FairSemaphore;
 pub use fence::{Fence, FencingToken, StaleToken};
 pub use guard::{Ended, Guard, LeaseEnd, Lost, Protected};
+pub use lock_all::{AnyLost, LockAll, Locks, NotReleased};
 pub use mutex::DistMutex;
 pub use name::MAX_NAME_BYTES;
 pub use options::{MutexOptions, OnOtherLimit, SemaphoreOptions};
@@ -184,6 +187,9 @@ mod tests {
         handle::<CountingSemaphore>();
         handle::<FairSemaphore>();
         handle::<RwLock>();
+        handle::<LockAll>();
+        held::<Locks>();
+        held::<AnyLost>();
         held::<Guard>();
         held::<WriteGuard>();
         held::<Lost>();
@@ -198,6 +204,7 @@ mod tests {
         value::<Severity>();
         value::<Status>();
         error::<Error>();
+        error::<NotReleased>();
         error::<BackendError>();
         error::<StaleToken>();
     }

@@ -22,19 +22,22 @@ mod zookeeper;
 #[path = "support/zookeeper_wire.rs"]
 mod zookeeper_wire;
 
+use std::collections::hash_map::RandomState;
 use std::future::pending;
+use std::hash::BuildHasher;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicI64, Ordering};
 use std::time::Duration;
 
 use etcd::EtcdServer;
 use file::SqliteFile;
-use leasehold::{Client, Error, FencingToken, Guard, MutexOptions, RwLock, WriteGuard};
+use leasehold::{Client, Error, Fence, FencingToken, Guard, LossReason, MutexOptions, RwLock, WriteGuard};
 use mysql::MysqlServer;
 use parking_lot::Mutex;
 use postgres::PostgresServer;
 use support::{RedisServer, Worker, eventually, say, within, worker_args};
 use tokio::task::{JoinHandle, JoinSet};
+use tokio::time::timeout;
 use zookeeper::ZookeeperServer;
 
 const SECOND: Duration = Duration::from_secs(1);
@@ -88,6 +91,12 @@ async fn worker() {
             say(&format!("held {}", guard.token()));
             pending::<()>().await;
         }
+        "all" => {
+            let guards = client.lock_all_with(KILLED, store.brief()).expect("valid").lock().await;
+            let guards = guards.expect("free");
+            say(&format!("held {}", guards.token(KILLED[0]).expect("one of them")));
+            pending::<()>().await;
+        }
         _ => panic!("what is {task}?"),
     }
 }
@@ -126,6 +135,13 @@ promises! {
     tokens_of_writers_increase_over_all_grants,
     a_reader_and_a_writer_never_meet,
     a_holder_that_is_killed_blocks_others_for_a_ttl,
+    all_are_locked_or_none,
+    callers_that_name_them_in_any_order_neither_meet_nor_deadlock,
+    what_is_dropped_at_any_point_leaves_nothing,
+    the_loss_of_one_is_reported_with_its_name,
+    one_that_is_lost_while_others_are_awaited_is_locked_again,
+    one_that_wants_many_is_not_starved_by_those_that_want_one,
+    a_holder_of_several_that_is_killed_blocks_others_for_a_ttl,
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -292,6 +308,7 @@ async fn neither_side_starves(store: Store) {
             crowd.spawn(async move {
                 while is_over.load(Ordering::Relaxed) == 0 {
                     acquire(&lock, many).await.release().await;
+                    tokio::task::yield_now().await;
                 }
             });
         }
@@ -411,7 +428,240 @@ async fn a_holder_that_is_killed_blocks_others_for_a_ttl(store: Store) {
     until_free(&lock).await;
 }
 
+// Several locks at once
+
+const KILLED: [&str; 3] = ["killed:2", "killed:1", "killed:3"];
+
+/// Numbers that look random, the same for the same seed.
+struct Random(u64);
+
+impl Random {
+    /// One of a run of its own, whose seed is shown if the test fails.
+    fn new() -> Self {
+        let seed = RandomState::new().hash_one(0);
+        println!("seed {seed}");
+        Self(seed)
+    }
+
+    fn below(&mut self, n: usize) -> usize {
+        self.0 = self.0.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        usize::try_from(self.0 >> 33).expect("31 bits") % n
+    }
+
+    /// Some of these, at least one, in any order, perhaps more than once.
+    fn some_of(&mut self, names: &[String]) -> Vec<String> {
+        (0..=self.below(5)).map(|_| names[self.below(names.len())].clone()).collect()
+    }
+}
+
+fn names(of: &str, n: usize) -> Vec<String> {
+    (0..n).map(|n| format!("{of}:{n}")).collect()
+}
+
+/// Waits until nothing is left of any of them.
+async fn until_all_free(client: &Client, names: &[String]) {
+    for name in names {
+        let mutex = client.mutex(name).expect("valid");
+        let is_free = |now: leasehold::Inspection| now.holders.is_empty() && now.waiters.is_empty();
+        eventually(SOON, || async { mutex.inspect().await.is_ok_and(is_free) }).await;
+    }
+}
+
+async fn is_locked(client: &Client, name: &str) -> bool {
+    client.mutex(name).expect("valid").inspect().await.expect("answered").holder().is_some()
+}
+
+async fn all_are_locked_or_none(store: Store) {
+    let (client, other) = (store.client().await, store.client().await);
+    let all = client.lock_all(["all:c", "all:a", "all:c", "all:b"]).expect("valid");
+    assert_eq!(all.names().collect::<Vec<_>>(), ["all:c", "all:a", "all:b"]);
+    let guards = all.lock().await.expect("free");
+    let tokens: Vec<_> = guards.tokens().collect();
+    assert_eq!(tokens.iter().map(|(name, _)| *name).collect::<Vec<_>>(), ["all:c", "all:a", "all:b"]);
+    assert_eq!(guards.token("all:a"), Some(tokens[1].1));
+    assert_eq!(guards.token("all:d"), None);
+    assert!(guards.is_held() && !guards.remaining().is_zero());
+    for name in ["all:a", "all:b", "all:c"] {
+        let mutex = other.mutex(name).expect("valid");
+        assert!(mutex.try_lock().await.expect("answered").is_none(), "{name}");
+    }
+    assert!(other.lock_all(["all:d", "all:b"]).expect("valid").try_lock().await.expect("answered").is_none());
+    guards.release().await.expect("held");
+
+    let busy = other.mutex("all:b").expect("valid").lock().await.expect("free");
+    assert!(all.try_lock().await.expect("answered").is_none());
+    let late = all.lock_timeout(Duration::from_millis(50)).await;
+    assert!(matches!(&late, Err(Error::TimedOut { name, .. }) if name == "all:b"), "{late:?}");
+    let free = ["all:a", "all:c", "all:d"].map(str::to_owned);
+    until_all_free(&other, &free).await;
+    busy.release().await.expect("held");
+    let guards = all.try_lock().await.expect("answered").expect("free").into_guards();
+    assert_eq!(guards.iter().map(Guard::name).collect::<Vec<_>>(), ["all:c", "all:a", "all:b"]);
+    drop(guards);
+}
+
+/// Each caller works under the locks for as long as a few others need to come in, if they could.
+async fn callers_that_name_them_in_any_order_neither_meet_nor_deadlock(store: Store) {
+    let names = names("any", 6);
+    let clients = [store.client().await, store.client().await, store.client().await];
+    let inside: Arc<Vec<AtomicI64>> = Arc::new(names.iter().map(|_| AtomicI64::new(0)).collect());
+    let fences: Arc<Vec<Fence>> = Arc::new(names.iter().map(|_| Fence::new()).collect());
+    let (mut random, mut callers) = (Random::new(), JoinSet::new());
+    for n in 0..(if store.is_shared() { 100 } else { 600 }) {
+        let wanted = random.some_of(&names);
+        let all = clients[n % 3].lock_all(&wanted).expect("valid");
+        let (names, inside, fences) = (names.clone(), Arc::clone(&inside), Arc::clone(&fences));
+        callers.spawn(async move {
+            let guards = all.lock().await.expect("granted");
+            let index = |name: &str| names.iter().position(|other| other == name).expect("one of them");
+            for (name, token) in guards.tokens() {
+                assert_eq!(inside[index(name)].fetch_add(1, Ordering::SeqCst), 0, "{name}");
+                fences[index(name)].admit(token).expect("greater than all before");
+            }
+            assert!(wanted.iter().all(|name| guards.token(name).is_some()));
+            tokio::task::yield_now().await;
+            for (name, _) in guards.tokens() {
+                inside[index(name)].fetch_sub(1, Ordering::SeqCst);
+            }
+            if n % 2 == 0 {
+                guards.release().await.expect("held");
+            }
+        });
+    }
+    within(SOON * 3, callers.join_all()).await;
+    until_all_free(&clients[0], &names).await;
+}
+
+async fn what_is_dropped_at_any_point_leaves_nothing(store: Store) {
+    let names = names("dropped", 4);
+    let clients = [store.client().await, store.client().await];
+    let (mut random, mut callers) = (Random::new(), JoinSet::new());
+    for n in 0..60 {
+        let all = clients[n % 2].lock_all(random.some_of(&names)).expect("valid");
+        let patience = Duration::from_micros(100 * random.below(100) as u64);
+        callers.spawn(async move {
+            match n % 3 {
+                0 => drop(timeout(patience, all.lock()).await),
+                1 => drop(timeout(patience, all.lock_timeout(SOON)).await),
+                _ => drop(timeout(patience, all.try_lock()).await),
+            }
+        });
+    }
+    within(SOON, callers.join_all()).await;
+    let all = clients[0].lock_all(&names).expect("valid");
+    for polls in 0..5 {
+        let mut locking = Box::pin(all.lock());
+        for _ in 0..polls {
+            if futures::poll!(&mut locking).is_ready() {
+                break;
+            }
+            tokio::task::yield_now().await;
+        }
+        drop(locking);
+    }
+    until_all_free(&clients[1], &names).await;
+}
+
+async fn the_loss_of_one_is_reported_with_its_name(store: Store) {
+    let client = store.client().await;
+    let all = client.lock_all_with(["lost:a", "lost:b"], store.brief()).expect("valid");
+    let guards = all.lock().await.expect("free");
+    let lost = guards.lost();
+    assert!(client.mutex("lost:b").expect("valid").force_release().await.expect("answered"));
+    let (name, reason) = within(SOON, lost).await;
+    assert_eq!((&*name, reason), ("lost:b", LossReason::Revoked));
+    assert!(!guards.is_held() && guards.remaining().is_zero());
+    let protected = guards.protect(pending::<()>()).await;
+    assert!(matches!(&protected, Err(Error::Lost { name, .. }) if name == "lost:b"), "{protected:?}");
+    let failed = guards.release().await.expect_err("one was lost");
+    assert!(matches!(failed.errors(), [Error::Lost { name, .. }] if name == "lost:b"), "{failed}");
+    assert!(matches!(Error::from(failed), Error::Lost { .. }));
+    until_all_free(&client, &["lost:a".to_owned(), "lost:b".to_owned()]).await;
+}
+
+async fn one_that_is_lost_while_others_are_awaited_is_locked_again(store: Store) {
+    let (client, other) = (store.client().await, store.client().await);
+    let busy = other.mutex("again:b").expect("valid").lock().await.expect("free");
+    let all = client.lock_all_with(["again:c", "again:b", "again:a"], store.brief()).expect("valid");
+    let locking = tokio::spawn(async move { all.lock().await });
+    let awaited = other.mutex("again:b").expect("valid");
+    eventually(SOON, || async { awaited.inspect().await.is_ok_and(|now| !now.waiters.is_empty()) }).await;
+    assert!(is_locked(&other, "again:a").await && !is_locked(&other, "again:c").await);
+    let first = other.mutex("again:a").expect("valid");
+    let token = first.inspect().await.expect("answered").holder().expect("it is held").token;
+    assert!(first.force_release().await.expect("answered"));
+    let again = |now: leasehold::Inspection| now.holder().is_some_and(|holder| holder.token > token);
+    eventually(SOON, || async { first.inspect().await.is_ok_and(again) }).await;
+    busy.release().await.expect("held");
+    let guards = within(SOON, locking).await.expect("no panic").expect("granted");
+    assert!(guards.is_held() && guards.token("again:a") > token);
+    guards.release().await.expect("held");
+}
+
+async fn one_that_wants_many_is_not_starved_by_those_that_want_one(store: Store) {
+    let names = names("many", 4);
+    let (client, other) = (store.client().await, store.client().await);
+    let (is_over, mut crowd) = (Arc::new(AtomicI64::new(0)), JoinSet::new());
+    for name in names.iter().chain(&names) {
+        let (mutex, is_over) = (other.mutex(name).expect("valid"), Arc::clone(&is_over));
+        crowd.spawn(async move {
+            while is_over.load(Ordering::Relaxed) == 0 {
+                mutex.lock().await.expect("granted").release().await.expect("held");
+                // On memory, nothing else would ever wait.
+                tokio::task::yield_now().await;
+            }
+        });
+    }
+    let all = client.lock_all(&names).expect("valid");
+    for _ in 0..3 {
+        within(SOON, all.lock()).await.expect("granted").release().await.expect("held");
+    }
+    is_over.store(1, Ordering::Relaxed);
+    within(SOON, crowd.join_all()).await;
+    until_all_free(&client, &names).await;
+}
+
+async fn a_holder_of_several_that_is_killed_blocks_others_for_a_ttl(store: Store) {
+    if !store.is_shared() {
+        return;
+    }
+    let mut holder = store.worker("all");
+    let token = holder.held().await;
+    let client = store.client().await;
+    let all = client.lock_all_with(KILLED, store.brief()).expect("valid");
+    assert!(all.try_lock().await.expect("answered").is_none());
+    holder.kill();
+    let guards = within(store.brief + SOON, all.lock()).await.expect("granted");
+    assert!(guards.token(KILLED[0]) > Some(token));
+    guards.release().await.expect("held");
+    until_all_free(&client, &KILLED.map(str::to_owned)).await;
+}
+
 // Of no store in particular
+
+#[test]
+fn several_locks_must_have_names() {
+    let client = Client::memory();
+    for names in [&[][..], &["a", ""]] {
+        let refused = client.lock_all(names).map(drop);
+        assert!(matches!(refused, Err(Error::InvalidArgument { .. })), "{refused:?}");
+    }
+    let all = client.lock_all(["b", "a", "b"]).expect("valid");
+    assert_eq!(format!("{all:?}"), "LockAll { names: [\"b\", \"a\"], .. }");
+}
+
+/// Otherwise it would go on for ever.
+#[tokio::test(start_paused = true)]
+async fn a_call_whose_leases_end_while_it_waits_fails_after_a_few_times() {
+    let client = Client::memory();
+    let _busy = client.mutex("b").expect("valid").lock().await.expect("free");
+    let short = MutexOptions::new().max_hold(SECOND);
+    let failed = client.lock_all_with(["a", "b"], short).expect("valid").lock().await;
+    let is_right =
+        matches!(&failed, Err(Error::Lost { name, reason: LossReason::HeldTooLong, .. }) if name == "a");
+    assert!(is_right, "{failed:?}");
+    until_all_free(&client, &["a".to_owned()]).await;
+}
 
 #[tokio::test]
 async fn a_read_write_lock_meets_no_other_lock_of_its_name() {
