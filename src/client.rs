@@ -61,6 +61,43 @@ use crate::semaphore::CountingSemaphore;
 /// # Ok(()) }
 /// ```
 ///
+/// # Read/write lock
+///
+/// Many readers or one writer, strictly in order of arrival, so that neither side starves: [`RwLock`](crate::RwLock).
+///
+/// ```
+/// # #[tokio::main(flavor = "current_thread")]
+/// # async fn main() -> Result<(), leasehold::Error> {
+/// # let client = leasehold::Client::connect("memory:").await?;
+/// let prices = client.rw_lock("prices")?;
+/// let (one, other) = (prices.read().await?, prices.read().await?); // together
+/// assert!(prices.try_write().await?.is_none());
+/// drop((one, other));
+/// let writing = prices.write().await?; // alone; its token fences
+/// let reading = writing.downgrade().await?; // lets readers in, and no other writer before them
+/// assert!(prices.try_read().await?.is_some());
+/// # drop(reading);
+/// # Ok(()) }
+/// ```
+///
+/// # Several mutexes at once
+///
+/// All or none, without deadlocks among callers that name them in another order: [`LockAll`](crate::LockAll).
+///
+/// ```
+/// # use std::time::Duration;
+/// # #[tokio::main(flavor = "current_thread")]
+/// # async fn main() -> Result<(), leasehold::Error> {
+/// # let client = leasehold::Client::connect("memory:").await?;
+/// let both = client.lock_all(["account:7", "account:3"])?;
+/// let guards = both.lock_timeout(Duration::from_secs(5)).await?; // altogether
+/// assert!(client.mutex("account:3")?.try_lock().await?.is_none());
+/// let sum = guards.protect(async { 20 + 22 }).await?; // ends with `Error::Lost` if one of the leases is lost
+/// println!("{sum} under token {:?}", guards.token("account:3"));
+/// guards.release().await?; // both
+/// # Ok(()) }
+/// ```
+///
 /// # Counting semaphore
 ///
 /// At most so many permits at a time, of which none is idle while a waiter could use it: [`CountingSemaphore`].
@@ -400,6 +437,10 @@ impl Client {
         options: SemaphoreOptions,
     ) -> Result<FairSemaphore, Error> {
         FairSemaphore::new(Arc::clone(&self.engine), name, limit, &options)
+    }
+
+    pub(crate) const fn engine(&self) -> &Arc<Engine> {
+        &self.engine
     }
 
     /// Whether the store can currently be reached, as far as the client knows: this call sends nothing. For readiness

@@ -136,6 +136,16 @@ impl Guard {
         if self.engine.was_elsewhere(now) { Duration::ZERO } else { self.hold.remaining(now) }
     }
 
+    /// Fails if the lease has been lost.
+    pub(crate) fn check(&self) -> Result<(), Error> {
+        self.hold.loss(Instant::now()).map_or(Ok(()), |reason| Err(self.lost_error(reason)))
+    }
+
+    /// The error for the loss of this lease for this reason.
+    pub(crate) fn lost_error(&self, reason: LossReason) -> Error {
+        self.hold.loss_error(reason)
+    }
+
     /// Waits until the lease is lost, and says why. If it is released or dropped instead, the future never completes,
     /// so a task that treats a loss as fatal does nothing after an ordinary release; to be told of both, use
     /// [`ended`](Self::ended).

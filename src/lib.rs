@@ -24,8 +24,10 @@
 //! | to let in | use | waiters are served |
 //! |---|---|---|
 //! | one task of all processes | [`DistMutex`] | in order of arrival; tasks of one process may pass the lock on among themselves first, for up to 30 ms |
+//! | one task of all processes, to several things at once | [`LockAll`] | in order of arrival, for each of them |
 //! | one owner that locks again what it holds, such as the steps of one order | [`ReentrantLock`] | in order of arrival; the owner itself does not wait |
 //! | a limited number, with as many as possible at work | [`CountingSemaphore`] | in order of arrival among the requests that fit |
+//! | many readers or one writer | [`RwLock`] | in order of arrival, readers next to each other together |
 //! | a limited number, strictly in turn | [`FairSemaphore`] | in order of arrival, even if permits are idle until a large request fits |
 //!
 //! # Which store
@@ -87,6 +89,7 @@ mod hash;
 mod home;
 mod label;
 mod lease;
+mod lock_all;
 mod mutex;
 mod name;
 mod once;
@@ -97,6 +100,7 @@ mod primitive;
 mod reentrant;
 mod retry;
 mod runtime;
+mod rw_lock;
 mod semaphore;
 
 pub use backend::memory::MemoryBackend;
@@ -111,11 +115,13 @@ pub use fair_semaphore::FairSemaphore;
 pub use fence::{Fence, FencingToken, StaleToken};
 pub use guard::{Ended, Guard, LeaseEnd, Lost, Protected};
 pub use label::{MAX_LABEL_BYTES, MAX_NOTE_BYTES};
+pub use lock_all::{AnyLost, LockAll, Locks, NotReleased};
 pub use mutex::DistMutex;
 pub use name::MAX_NAME_BYTES;
 pub use once::{OnDeadRunner, Once, OnceOptions, Tick, Ticks};
 pub use options::{MutexOptions, OnOtherLimit, SemaphoreOptions};
 pub use reentrant::ReentrantLock;
+pub use rw_lock::{RwLock, WriteGuard};
 pub use semaphore::CountingSemaphore;
 
 /// The store on one Redis or Valkey server, a primary that Sentinel names, or a cluster.
@@ -202,6 +208,11 @@ mod tests {
         handle::<Once>();
         held::<Guard>();
         held::<Leadership>();
+        handle::<RwLock>();
+        handle::<LockAll>();
+        held::<Locks>();
+        held::<AnyLost>();
+        held::<WriteGuard>();
         held::<Lost>();
         held::<Ended>();
         held::<Fence>();
@@ -219,6 +230,7 @@ mod tests {
         value::<Tick>();
         value::<Ticks>();
         error::<Error>();
+        error::<NotReleased>();
         error::<BackendError>();
         error::<StaleToken>();
     }

@@ -11,6 +11,9 @@ use crate::origin::PerProcess;
 /// The prefix of the keys of mutexes and reentrant locks, unless another one is set.
 pub(crate) const DEFAULT_LOCK_PREFIX: &str = "lock:";
 
+/// What the keys of read/write locks have between the prefix and the name.
+const RW_LOCK: &str = "rwlock:";
+
 /// The shortest maximum hold time: below it, a grant could be over before it is handed out.
 const MIN_HOLD: Duration = Duration::from_millis(10);
 
@@ -122,8 +125,18 @@ impl MutexOptions {
         self.prefix(prefix)
     }
 
+    /// What the keys of read/write locks start with: never those of mutexes or semaphores with the same prefix and name.
+    pub(crate) fn rw_key_prefix(&self) -> String {
+        format!("{}{RW_LOCK}", self.hold.prefix.as_deref().unwrap_or_default())
+    }
+
     pub(crate) fn validate(&self) -> Result<Settings, Error> {
         self.hold.validate(self.local_handover)
+    }
+
+    /// For locks of which each waiter has a place of its own.
+    pub(crate) fn validate_without_handover(&self) -> Result<Settings, Error> {
+        self.hold.validate(false)
     }
 }
 

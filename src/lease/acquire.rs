@@ -27,7 +27,7 @@ use crate::options::Settings;
 /// How long a request that does not wait, or a request of an owner, lets earlier releases of this client finish first.
 const RELEASES_FIRST: Duration = Duration::from_secs(1);
 /// The minimum time for a first answer, no matter how short the time limit of the call is.
-const ROUND_TRIP: Duration = Duration::from_millis(100);
+pub(crate) const ROUND_TRIP: Duration = Duration::from_millis(100);
 /// How long before the end of its time limit a call asks whether the store answers, so that it can say why it has
 /// failed.
 const PROBE: Duration = Duration::from_millis(500);
@@ -83,7 +83,7 @@ impl Wait {
         since.checked_add(timeout).map_or(Self::Forever, |deadline| Self::Until { since, deadline })
     }
 
-    const fn deadline(self) -> Option<Instant> {
+    pub(crate) const fn deadline(self) -> Option<Instant> {
         match self {
             Self::Until { deadline, .. } => Some(deadline),
             Self::No | Self::Forever => None,

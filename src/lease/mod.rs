@@ -49,6 +49,6 @@ mod renewals;
 mod schedule;
 mod tasks;
 
-pub(crate) use acquire::{StatedLimit, Wait, Waiter};
+pub(crate) use acquire::{ROUND_TRIP, StatedLimit, Wait, Waiter};
 pub(crate) use engine::Engine;
 pub(crate) use lease::Hold;

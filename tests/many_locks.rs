@@ -1,0 +1,685 @@
+//! What read/write locks, several locks at once, and tickets promise on every store.
+#![cfg(all(
+    feature = "fred",
+    feature = "sqlite",
+    feature = "postgres",
+    feature = "mysql",
+    feature = "etcd",
+    feature = "zookeeper"
+))]
+
+#[path = "support/etcd.rs"]
+mod etcd;
+#[path = "support/sqlite.rs"]
+mod file;
+#[path = "support/mysql.rs"]
+mod mysql;
+#[path = "support/postgres.rs"]
+mod postgres;
+mod support;
+#[path = "support/zookeeper.rs"]
+mod zookeeper;
+#[path = "support/zookeeper_wire.rs"]
+mod zookeeper_wire;
+
+use std::collections::hash_map::RandomState;
+use std::future::pending;
+use std::hash::BuildHasher;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicI64, Ordering};
+use std::time::Duration;
+
+use etcd::EtcdServer;
+use file::SqliteFile;
+use leasehold::{Client, Error, Fence, FencingToken, Guard, LossReason, MutexOptions, RwLock, WriteGuard};
+use mysql::MysqlServer;
+use parking_lot::Mutex;
+use postgres::PostgresServer;
+use support::{RedisServer, Worker, eventually, say, within, worker_args};
+use tokio::task::{JoinHandle, JoinSet};
+use tokio::time::timeout;
+use zookeeper::ZookeeperServer;
+
+const SECOND: Duration = Duration::from_secs(1);
+/// For what should happen soon, on a machine that may have much else to do.
+const SOON: Duration = Duration::from_secs(20);
+
+/// A store that several clients use.
+#[derive(Clone)]
+struct Store {
+    url: String,
+    /// The TTL of a holder that is to be outlived.
+    brief: Duration,
+}
+
+impl Store {
+    fn new(url: String) -> Self {
+        Self { url, brief: SECOND }
+    }
+
+    async fn client(&self) -> Client {
+        Client::connect(&self.url).await.expect("the store can be used")
+    }
+
+    fn brief(&self) -> MutexOptions {
+        MutexOptions::new().ttl(self.brief)
+    }
+
+    /// Whether other processes can use it.
+    fn is_shared(&self) -> bool {
+        !self.url.starts_with("memory:")
+    }
+
+    /// A process that does what `task` says.
+    fn worker(&self, task: &str) -> Worker {
+        Worker::start("worker", &format!("{task} {} {}", self.brief.as_millis(), self.url))
+    }
+}
+
+/// Does what it is told, and then waits to be killed.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn worker() {
+    let Some(args) = worker_args() else { return };
+    let [task, ttl, url] = args.splitn(3, ' ').collect::<Vec<_>>().try_into().expect("three arguments");
+    let store =
+        Store { url: url.to_owned(), brief: Duration::from_millis(ttl.parse().expect("milliseconds")) };
+    let client = store.client().await;
+    match task {
+        "write" => {
+            let lock = client.rw_lock_with("killed", store.brief()).expect("valid");
+            let guard = lock.write().await.expect("free");
+            say(&format!("held {}", guard.token()));
+            pending::<()>().await;
+        }
+        "all" => {
+            let guards = client.lock_all_with(KILLED, store.brief()).expect("valid").lock().await;
+            let guards = guards.expect("free");
+            say(&format!("held {}", guards.token(KILLED[0]).expect("one of them")));
+            pending::<()>().await;
+        }
+        _ => panic!("what is {task}?"),
+    }
+}
+
+// On each store
+
+/// Runs each of these on every store: on memory as a test of its own, and on a server or in a file together with the others.
+macro_rules! promises {
+    ($($promise:ident,)*) => {
+        mod on_memory {
+            use super::Store;
+
+            $(
+                #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+                async fn $promise() {
+                    let url = concat!("memory:", stringify!($promise)).to_owned();
+                    super::$promise(Store::new(url)).await;
+                }
+            )*
+        }
+
+        async fn all_promises(store: Store) {
+            $(
+                let kept = tokio::spawn($promise(store.clone())).await;
+                kept.unwrap_or_else(|error| panic!("{}: {error}", stringify!($promise)));
+            )*
+        }
+    };
+}
+
+promises! {
+    readers_hold_together_and_a_writer_alone,
+    requests_are_served_in_order_of_arrival,
+    neither_side_starves,
+    a_downgrade_lets_readers_in_and_no_writer,
+    tokens_of_writers_increase_over_all_grants,
+    a_reader_and_a_writer_never_meet,
+    a_holder_that_is_killed_blocks_others_for_a_ttl,
+    all_are_locked_or_none,
+    callers_that_name_them_in_any_order_neither_meet_nor_deadlock,
+    what_is_dropped_at_any_point_leaves_nothing,
+    the_loss_of_one_is_reported_with_its_name,
+    one_that_is_lost_while_others_are_awaited_is_locked_again,
+    one_that_wants_many_is_not_starved_by_those_that_want_one,
+    a_holder_of_several_that_is_killed_blocks_others_for_a_ttl,
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn on_redis() {
+    let Some(server) = RedisServer::start_or_skip("many locks") else { return };
+    all_promises(Store::new(server.url())).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn on_sqlite() {
+    let file = SqliteFile::new();
+    all_promises(Store::new(file.url())).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn on_postgres() {
+    let Some(server) = PostgresServer::start_or_skip("many locks") else { return };
+    all_promises(Store { brief: SECOND * 2, ..Store::new(server.url()) }).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn on_mysql() {
+    let Some(server) = MysqlServer::start_or_skip("many locks") else { return };
+    all_promises(Store { brief: SECOND * 2, ..Store::new(server.url()) }).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn on_etcd() {
+    let Some(server) = EtcdServer::start_or_skip("many locks") else { return };
+    all_promises(Store { brief: SECOND * 2, ..Store::new(server.url()) }).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn on_zookeeper() {
+    let Some(server) = ZookeeperServer::shared_or_skip("many locks") else { return };
+    all_promises(Store { brief: SECOND * 2, ..Store::new(server.url()) }).await;
+}
+
+// Read/write locks
+
+/// What a task that waits is granted, in the order in which the grants arrive.
+type Granted = Arc<Mutex<Vec<(&'static str, FencingToken)>>>;
+
+enum Either {
+    Reading(Guard),
+    Writing(WriteGuard),
+}
+
+impl Either {
+    fn token(&self) -> FencingToken {
+        match self {
+            Self::Reading(guard) => guard.token(),
+            Self::Writing(guard) => guard.token(),
+        }
+    }
+
+    async fn release(self) {
+        let released = match self {
+            Self::Reading(guard) => guard.release().await,
+            Self::Writing(guard) => guard.release().await,
+        };
+        released.expect("held to the end");
+    }
+}
+
+async fn until_waiting(lock: &RwLock, waiters: usize) {
+    eventually(SOON, || async { lock.inspect().await.is_ok_and(|now| now.waiters.len() == waiters) }).await;
+}
+
+/// Waits until nothing is left of the lock.
+async fn until_free(lock: &RwLock) {
+    let is_free = |now: leasehold::Inspection| now.holders.is_empty() && now.waiters.is_empty();
+    eventually(SOON, || async { lock.inspect().await.is_ok_and(is_free) }).await;
+}
+
+/// Sends these requests one after another, for writing if the word begins with `w`, from the clients in turn. Each is in the queue before
+/// the next one is sent.
+async fn queue_up(locks: &[RwLock], requests: &[&'static str], granted: &Granted) -> Vec<JoinHandle<Either>> {
+    let mut waiting = Vec::new();
+    for (n, request) in requests.iter().copied().enumerate() {
+        let (lock, granted) = (locks[n % locks.len()].clone(), Arc::clone(granted));
+        waiting.push(tokio::spawn(async move {
+            let guard = match request.starts_with('w') {
+                true => Either::Writing(lock.write().await.expect("granted")),
+                false => Either::Reading(lock.read().await.expect("granted")),
+            };
+            granted.lock().push((request, guard.token()));
+            guard
+        }));
+        until_waiting(&locks[0], n + 1).await;
+    }
+    waiting
+}
+
+/// The same lock in two clients.
+async fn two_handles(store: &Store, name: &str) -> [RwLock; 2] {
+    let handle = async || store.client().await.rw_lock(name).expect("valid");
+    [handle().await, handle().await]
+}
+
+async fn readers_hold_together_and_a_writer_alone(store: Store) {
+    let [one, other] = two_handles(&store, "together").await;
+    let readers = [
+        one.read().await.expect("free"),
+        other.read().await.expect("free"),
+        one.try_read().await.expect("answered").expect("free for readers"),
+        other.read_timeout(SOON).await.expect("free"),
+    ];
+    assert!(other.try_write().await.expect("answered").is_none());
+    let late = one.write_timeout(Duration::from_millis(10)).await;
+    assert!(matches!(late, Err(Error::TimedOut { .. })), "{late:?}");
+    for reader in readers {
+        assert_eq!(reader.permits(), 1);
+        reader.release().await.expect("held");
+    }
+    let writer = other.write_timeout(SOON).await.expect("free");
+    for lock in [&one, &other] {
+        assert!(lock.try_read().await.expect("answered").is_none());
+        assert!(lock.try_write().await.expect("answered").is_none());
+        let late = lock.read_timeout(Duration::from_millis(10)).await;
+        assert!(matches!(late, Err(Error::TimedOut { .. })), "{late:?}");
+    }
+    writer.release().await.expect("held");
+    // The places of those that did not wait longer are given up in the background.
+    until_free(&one).await;
+    drop(one.try_write().await.expect("answered").expect("free"));
+    until_free(&other).await;
+}
+
+async fn requests_are_served_in_order_of_arrival(store: Store) {
+    let locks = two_handles(&store, "order").await;
+    let granted = Granted::default();
+    let first = locks[0].write().await.expect("free");
+    let requests = ["r1", "r2", "w3", "r4", "w5", "w6", "r7", "r8"];
+    let mut waiting = queue_up(&locks, &requests, &granted).await.into_iter();
+    assert!(locks[1].try_read().await.expect("answered").is_none(), "others wait");
+    first.release().await.expect("held");
+    // Readers next to each other are admitted together.
+    for together in [&["r1", "r2"][..], &["w3"], &["r4"], &["w5"], &["w6"], &["r7", "r8"]] {
+        let mut guards = Vec::new();
+        for _ in together {
+            guards.push(within(SOON, waiting.next().expect("as many")).await.expect("no panic"));
+        }
+        let mut now = std::mem::take(&mut *granted.lock());
+        now.sort_unstable_by_key(|(_, token)| *token);
+        let names: Vec<_> = now.iter().map(|(name, _)| *name).collect();
+        assert_eq!(names, together, "by their tokens");
+        for guard in guards {
+            guard.release().await;
+        }
+    }
+    until_free(&locks[0]).await;
+}
+
+/// Each kind arrives all the time, so that one that could overtake would keep the other out for ever.
+async fn neither_side_starves(store: Store) {
+    let [one, other] = two_handles(&store, "starving").await;
+    for (many, few) in [('r', 'w'), ('w', 'r')] {
+        let mut crowd = JoinSet::new();
+        let is_over = Arc::new(AtomicI64::new(0));
+        for n in 0..4 {
+            let (lock, is_over) =
+                (if n % 2 == 0 { one.clone() } else { other.clone() }, Arc::clone(&is_over));
+            crowd.spawn(async move {
+                while is_over.load(Ordering::Relaxed) == 0 {
+                    acquire(&lock, many).await.release().await;
+                    tokio::task::yield_now().await;
+                }
+            });
+        }
+        for _ in 0..3 {
+            within(SOON, acquire(&other, few)).await.release().await;
+        }
+        is_over.store(1, Ordering::Relaxed);
+        within(SOON, crowd.join_all()).await;
+    }
+    until_free(&one).await;
+}
+
+async fn acquire(lock: &RwLock, kind: char) -> Either {
+    match kind {
+        'w' => Either::Writing(lock.write().await.expect("granted")),
+        _ => Either::Reading(lock.read().await.expect("granted")),
+    }
+}
+
+async fn a_downgrade_lets_readers_in_and_no_writer(store: Store) {
+    let locks = two_handles(&store, "downgrade").await;
+    let granted = Granted::default();
+    let writer = locks[0].write().await.expect("free");
+    let token = writer.token();
+    let mut waiting = queue_up(&locks, &["r1", "r2", "w3", "r4"], &granted).await.into_iter();
+    let reader = writer.downgrade().await.expect("held");
+    assert_eq!((reader.token(), reader.permits(), reader.is_held()), (token, 1, true));
+    let mut next = async || within(SOON, waiting.next().expect("as many")).await.expect("no panic");
+    let readers = [next().await, next().await];
+    // The store has served all that it will: the writer is next, and waits for these three.
+    until_waiting(&locks[1], 2).await;
+    assert_eq!(locks[1].inspect().await.expect("answered").in_use, 3);
+    for reader in readers {
+        reader.release().await;
+    }
+    assert_eq!(locks[1].inspect().await.expect("answered").waiters.len(), 2, "one still reads");
+    reader.release().await.expect("held");
+    next().await.release().await;
+    next().await.release().await;
+    until_free(&locks[0]).await;
+
+    // One that is dropped before it is done releases the lock.
+    for polls in 0..2 {
+        let writer = locks[0].write().await.expect("free");
+        let mut downgrade = Box::pin(writer.downgrade());
+        for _ in 0..polls {
+            let _ = futures::poll!(&mut downgrade);
+        }
+        drop(downgrade);
+        until_free(&locks[1]).await;
+    }
+}
+
+async fn tokens_of_writers_increase_over_all_grants(store: Store) {
+    let [one, other] = two_handles(&store, "tokens").await;
+    let mut last = FencingToken::new(0);
+    for n in 0..10 {
+        let lock = if n % 2 == 0 { &one } else { &other };
+        let guard = match n % 3 {
+            0 => acquire(lock, 'r').await,
+            1 => acquire(lock, 'w').await,
+            _ => Either::Reading(lock.write().await.expect("free").downgrade().await.expect("held")),
+        };
+        assert!(guard.token() > last, "{:?} after {last:?}", guard.token());
+        last = guard.token();
+        guard.release().await;
+    }
+}
+
+/// A negative number of readers is a writer.
+async fn a_reader_and_a_writer_never_meet(store: Store) {
+    let locks = two_handles(&store, "never").await;
+    let inside = Arc::new(AtomicI64::new(0));
+    let mut tasks = JoinSet::new();
+    for n in 0..8 {
+        let (lock, inside) = (locks[n % 2].clone(), Arc::clone(&inside));
+        tasks.spawn(async move {
+            for turn in 0..4 {
+                if (n + turn) % 3 > 0 {
+                    let reading = lock.read().await.expect("granted");
+                    assert!(inside.fetch_add(1, Ordering::SeqCst) >= 0);
+                    tokio::task::yield_now().await;
+                    inside.fetch_sub(1, Ordering::SeqCst);
+                    reading.release().await.expect("held");
+                    continue;
+                }
+                let writing = lock.write().await.expect("granted");
+                assert_eq!(inside.swap(-1, Ordering::SeqCst), 0);
+                tokio::task::yield_now().await;
+                // From here on it is one of the readers.
+                assert_eq!(inside.swap(1, Ordering::SeqCst), -1);
+                let reading = writing.downgrade().await.expect("held");
+                assert!(inside.fetch_sub(1, Ordering::SeqCst) > 0);
+                drop(reading);
+            }
+        });
+    }
+    within(SOON, tasks.join_all()).await;
+    until_free(&locks[0]).await;
+}
+
+async fn a_holder_that_is_killed_blocks_others_for_a_ttl(store: Store) {
+    if !store.is_shared() {
+        return;
+    }
+    let lock = store.client().await.rw_lock_with("killed", store.brief()).expect("valid");
+    let mut writer = store.worker("write");
+    let token = writer.held().await;
+    let readers = [lock.clone(), lock.clone()];
+    let waiting = readers.map(|lock| tokio::spawn(async move { lock.read().await.expect("granted") }));
+    until_waiting(&lock, 2).await;
+    writer.kill();
+    for reader in waiting {
+        let reader = within(store.brief + SOON, reader).await.expect("no panic");
+        assert!(reader.token() > token);
+    }
+    until_free(&lock).await;
+}
+
+// Several locks at once
+
+const KILLED: [&str; 3] = ["killed:2", "killed:1", "killed:3"];
+
+/// Numbers that look random, the same for the same seed.
+struct Random(u64);
+
+impl Random {
+    /// One of a run of its own, whose seed is shown if the test fails.
+    fn new() -> Self {
+        let seed = RandomState::new().hash_one(0);
+        println!("seed {seed}");
+        Self(seed)
+    }
+
+    fn below(&mut self, n: usize) -> usize {
+        self.0 = self.0.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        usize::try_from(self.0 >> 33).expect("31 bits") % n
+    }
+
+    /// Some of these, at least one, in any order, perhaps more than once.
+    fn some_of(&mut self, names: &[String]) -> Vec<String> {
+        (0..=self.below(5)).map(|_| names[self.below(names.len())].clone()).collect()
+    }
+}
+
+fn names(of: &str, n: usize) -> Vec<String> {
+    (0..n).map(|n| format!("{of}:{n}")).collect()
+}
+
+/// Waits until nothing is left of any of them.
+async fn until_all_free(client: &Client, names: &[String]) {
+    for name in names {
+        let mutex = client.mutex(name).expect("valid");
+        let is_free = |now: leasehold::Inspection| now.holders.is_empty() && now.waiters.is_empty();
+        eventually(SOON, || async { mutex.inspect().await.is_ok_and(is_free) }).await;
+    }
+}
+
+async fn is_locked(client: &Client, name: &str) -> bool {
+    client.mutex(name).expect("valid").inspect().await.expect("answered").holder().is_some()
+}
+
+async fn all_are_locked_or_none(store: Store) {
+    let (client, other) = (store.client().await, store.client().await);
+    let all = client.lock_all(["all:c", "all:a", "all:c", "all:b"]).expect("valid");
+    assert_eq!(all.names().collect::<Vec<_>>(), ["all:c", "all:a", "all:b"]);
+    let guards = all.lock().await.expect("free");
+    let tokens: Vec<_> = guards.tokens().collect();
+    assert_eq!(tokens.iter().map(|(name, _)| *name).collect::<Vec<_>>(), ["all:c", "all:a", "all:b"]);
+    assert_eq!(guards.token("all:a"), Some(tokens[1].1));
+    assert_eq!(guards.token("all:d"), None);
+    assert!(guards.is_held() && !guards.remaining().is_zero());
+    for name in ["all:a", "all:b", "all:c"] {
+        let mutex = other.mutex(name).expect("valid");
+        assert!(mutex.try_lock().await.expect("answered").is_none(), "{name}");
+    }
+    assert!(other.lock_all(["all:d", "all:b"]).expect("valid").try_lock().await.expect("answered").is_none());
+    guards.release().await.expect("held");
+
+    let busy = other.mutex("all:b").expect("valid").lock().await.expect("free");
+    assert!(all.try_lock().await.expect("answered").is_none());
+    let late = all.lock_timeout(Duration::from_millis(50)).await;
+    assert!(matches!(&late, Err(Error::TimedOut { name, .. }) if name == "all:b"), "{late:?}");
+    let free = ["all:a", "all:c", "all:d"].map(str::to_owned);
+    until_all_free(&other, &free).await;
+    busy.release().await.expect("held");
+    let guards = all.try_lock().await.expect("answered").expect("free").into_guards();
+    assert_eq!(guards.iter().map(Guard::name).collect::<Vec<_>>(), ["all:c", "all:a", "all:b"]);
+    drop(guards);
+}
+
+/// Each caller works under the locks for as long as a few others need to come in, if they could.
+async fn callers_that_name_them_in_any_order_neither_meet_nor_deadlock(store: Store) {
+    let names = names("any", 6);
+    let clients = [store.client().await, store.client().await, store.client().await];
+    let inside: Arc<Vec<AtomicI64>> = Arc::new(names.iter().map(|_| AtomicI64::new(0)).collect());
+    let fences: Arc<Vec<Fence>> = Arc::new(names.iter().map(|_| Fence::new()).collect());
+    let (mut random, mut callers) = (Random::new(), JoinSet::new());
+    for n in 0..(if store.is_shared() { 100 } else { 600 }) {
+        let wanted = random.some_of(&names);
+        let all = clients[n % 3].lock_all(&wanted).expect("valid");
+        let (names, inside, fences) = (names.clone(), Arc::clone(&inside), Arc::clone(&fences));
+        callers.spawn(async move {
+            let guards = all.lock().await.expect("granted");
+            let index = |name: &str| names.iter().position(|other| other == name).expect("one of them");
+            for (name, token) in guards.tokens() {
+                assert_eq!(inside[index(name)].fetch_add(1, Ordering::SeqCst), 0, "{name}");
+                fences[index(name)].admit(token).expect("greater than all before");
+            }
+            assert!(wanted.iter().all(|name| guards.token(name).is_some()));
+            tokio::task::yield_now().await;
+            for (name, _) in guards.tokens() {
+                inside[index(name)].fetch_sub(1, Ordering::SeqCst);
+            }
+            if n % 2 == 0 {
+                guards.release().await.expect("held");
+            }
+        });
+    }
+    within(SOON * 3, callers.join_all()).await;
+    until_all_free(&clients[0], &names).await;
+}
+
+async fn what_is_dropped_at_any_point_leaves_nothing(store: Store) {
+    let names = names("dropped", 4);
+    let clients = [store.client().await, store.client().await];
+    let (mut random, mut callers) = (Random::new(), JoinSet::new());
+    for n in 0..60 {
+        let all = clients[n % 2].lock_all(random.some_of(&names)).expect("valid");
+        let patience = Duration::from_micros(100 * random.below(100) as u64);
+        callers.spawn(async move {
+            match n % 3 {
+                0 => drop(timeout(patience, all.lock()).await),
+                1 => drop(timeout(patience, all.lock_timeout(SOON)).await),
+                _ => drop(timeout(patience, all.try_lock()).await),
+            }
+        });
+    }
+    within(SOON, callers.join_all()).await;
+    let all = clients[0].lock_all(&names).expect("valid");
+    for polls in 0..5 {
+        let mut locking = Box::pin(all.lock());
+        for _ in 0..polls {
+            if futures::poll!(&mut locking).is_ready() {
+                break;
+            }
+            tokio::task::yield_now().await;
+        }
+        drop(locking);
+    }
+    until_all_free(&clients[1], &names).await;
+}
+
+async fn the_loss_of_one_is_reported_with_its_name(store: Store) {
+    let client = store.client().await;
+    let all = client.lock_all_with(["lost:a", "lost:b"], store.brief()).expect("valid");
+    let guards = all.lock().await.expect("free");
+    let lost = guards.lost();
+    assert!(client.mutex("lost:b").expect("valid").force_release().await.expect("answered"));
+    let (name, reason) = within(SOON, lost).await;
+    assert_eq!((&*name, reason), ("lost:b", LossReason::Revoked));
+    assert!(!guards.is_held() && guards.remaining().is_zero());
+    let protected = guards.protect(pending::<()>()).await;
+    assert!(matches!(&protected, Err(Error::Lost { name, .. }) if name == "lost:b"), "{protected:?}");
+    let failed = guards.release().await.expect_err("one was lost");
+    assert!(matches!(failed.errors(), [Error::Lost { name, .. }] if name == "lost:b"), "{failed}");
+    assert!(matches!(Error::from(failed), Error::Lost { .. }));
+    until_all_free(&client, &["lost:a".to_owned(), "lost:b".to_owned()]).await;
+}
+
+async fn one_that_is_lost_while_others_are_awaited_is_locked_again(store: Store) {
+    let (client, other) = (store.client().await, store.client().await);
+    let busy = other.mutex("again:b").expect("valid").lock().await.expect("free");
+    let all = client.lock_all_with(["again:c", "again:b", "again:a"], store.brief()).expect("valid");
+    let locking = tokio::spawn(async move { all.lock().await });
+    let awaited = other.mutex("again:b").expect("valid");
+    eventually(SOON, || async { awaited.inspect().await.is_ok_and(|now| !now.waiters.is_empty()) }).await;
+    assert!(is_locked(&other, "again:a").await && !is_locked(&other, "again:c").await);
+    let first = other.mutex("again:a").expect("valid");
+    let token = first.inspect().await.expect("answered").holder().expect("it is held").token;
+    assert!(first.force_release().await.expect("answered"));
+    let again = |now: leasehold::Inspection| now.holder().is_some_and(|holder| holder.token > token);
+    eventually(SOON, || async { first.inspect().await.is_ok_and(again) }).await;
+    busy.release().await.expect("held");
+    let guards = within(SOON, locking).await.expect("no panic").expect("granted");
+    assert!(guards.is_held() && guards.token("again:a") > token);
+    guards.release().await.expect("held");
+}
+
+async fn one_that_wants_many_is_not_starved_by_those_that_want_one(store: Store) {
+    let names = names("many", 4);
+    let (client, other) = (store.client().await, store.client().await);
+    let (is_over, mut crowd) = (Arc::new(AtomicI64::new(0)), JoinSet::new());
+    for name in names.iter().chain(&names) {
+        let (mutex, is_over) = (other.mutex(name).expect("valid"), Arc::clone(&is_over));
+        crowd.spawn(async move {
+            while is_over.load(Ordering::Relaxed) == 0 {
+                mutex.lock().await.expect("granted").release().await.expect("held");
+                // On memory, nothing else would ever wait.
+                tokio::task::yield_now().await;
+            }
+        });
+    }
+    let all = client.lock_all(&names).expect("valid");
+    for _ in 0..3 {
+        within(SOON, all.lock()).await.expect("granted").release().await.expect("held");
+    }
+    is_over.store(1, Ordering::Relaxed);
+    within(SOON, crowd.join_all()).await;
+    until_all_free(&client, &names).await;
+}
+
+async fn a_holder_of_several_that_is_killed_blocks_others_for_a_ttl(store: Store) {
+    if !store.is_shared() {
+        return;
+    }
+    let mut holder = store.worker("all");
+    let token = holder.held().await;
+    let client = store.client().await;
+    let all = client.lock_all_with(KILLED, store.brief()).expect("valid");
+    assert!(all.try_lock().await.expect("answered").is_none());
+    holder.kill();
+    let guards = within(store.brief + SOON, all.lock()).await.expect("granted");
+    assert!(guards.token(KILLED[0]) > Some(token));
+    guards.release().await.expect("held");
+    until_all_free(&client, &KILLED.map(str::to_owned)).await;
+}
+
+// Of no store in particular
+
+#[test]
+fn several_locks_must_have_names() {
+    let client = Client::memory();
+    for names in [&[][..], &["a", ""]] {
+        let refused = client.lock_all(names).map(drop);
+        assert!(matches!(refused, Err(Error::InvalidArgument { .. })), "{refused:?}");
+    }
+    let all = client.lock_all(["b", "a", "b"]).expect("valid");
+    assert_eq!(format!("{all:?}"), "LockAll { names: [\"b\", \"a\"], .. }");
+}
+
+/// Otherwise it would go on for ever.
+#[tokio::test(start_paused = true)]
+async fn a_call_whose_leases_end_while_it_waits_fails_after_a_few_times() {
+    let client = Client::memory();
+    let _busy = client.mutex("b").expect("valid").lock().await.expect("free");
+    let short = MutexOptions::new().max_hold(SECOND);
+    let failed = client.lock_all_with(["a", "b"], short).expect("valid").lock().await;
+    let is_right =
+        matches!(&failed, Err(Error::Lost { name, reason: LossReason::HeldTooLong, .. }) if name == "a");
+    assert!(is_right, "{failed:?}");
+    until_all_free(&client, &["a".to_owned()]).await;
+}
+
+#[tokio::test]
+async fn a_read_write_lock_meets_no_other_lock_of_its_name() {
+    let shop = MutexOptions::new().prefix("shop:");
+    let semaphores = leasehold::SemaphoreOptions::new().prefix("shop:");
+    let client = Client::memory().with_mutex_options(shop).with_semaphore_options(semaphores);
+    let _writer = client.rw_lock("a").expect("valid").write().await.expect("free");
+    drop(client.mutex("a").expect("valid").try_lock().await.expect("answered").expect("another one"));
+    let semaphore = client.fair_semaphore("b", 1).expect("valid");
+    let _permit = semaphore.acquire().await.expect("free");
+    assert!(client.rw_lock("b").expect("valid").try_write().await.expect("answered").is_some());
+}
+
+#[test]
+fn a_store_without_semaphores_has_no_read_write_locks_and_says_why() {
+    let client = Client::connect_lazy("redlock://127.0.0.1:1,127.0.0.2:1,127.0.0.3:1").expect("a URL");
+    let error = client.rw_lock("a").expect_err("it has none");
+    assert!(matches!(&error, Error::Unsupported { .. }), "{error:?}");
+    let text = error.to_string();
+    assert!(text.contains("read/write lock") && text.contains("permits"), "{text}");
+}
