@@ -61,6 +61,7 @@
 //! | `postgres` | no | [`postgres::PostgresBackend`]: locks in a table of a PostgreSQL database |
 //! | `zookeeper` | no | [`zookeeper::ZookeeperBackend`]: locks in the nodes of a ZooKeeper server or ensemble |
 //! | `all-stores` | no | all of these stores |
+//! | `blocking` | no | [`blocking`]: the same interface for programs without tokio |
 //! | `serde` | no | a [`FencingToken`] can be serialized and deserialized, as a number |
 //! | `conformance` | no | the contract that every backend must meet, as functions to call from its tests |
 //!
@@ -75,6 +76,8 @@
 
 pub mod backend;
 mod background;
+#[cfg(feature = "blocking")]
+pub mod blocking;
 mod client;
 mod closing;
 mod error;
