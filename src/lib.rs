@@ -62,6 +62,7 @@
 //! | `zookeeper` | no | [`zookeeper::ZookeeperBackend`]: locks in the nodes of a ZooKeeper server or ensemble |
 //! | `all-stores` | no | all of these stores |
 //! | `blocking` | no | [`blocking`]: the same interface for programs without tokio |
+//! | `tower` | no | [`tower`]: layers that hold a permit or a lock for each request |
 //! | `serde` | no | a [`FencingToken`] can be serialized and deserialized, as a number |
 //! | `conformance` | no | the contract that every backend must meet, as functions to call from its tests |
 //!
@@ -97,6 +98,8 @@ mod primitive;
 mod reentrant;
 mod runtime;
 mod semaphore;
+#[cfg(feature = "tower")]
+pub mod tower;
 
 pub use backend::memory::MemoryBackend;
 pub use backend::state::{Finding, NodeState, Severity, Status, StoreState};
