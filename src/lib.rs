@@ -63,7 +63,7 @@
 //! | `all-stores` | no | all of these stores |
 //! | `blocking` | no | [`blocking`]: the same interface for programs without tokio |
 //! | `tower` | no | [`tower`]: layers that hold a permit or a lock for each request |
-//! | `serde` | no | a [`FencingToken`] can be serialized and deserialized, as a number |
+//! | `serde` | no | a [`ClientBuilder`], and the options of locks and semaphores, can be read from configuration files; a [`FencingToken`] can be serialized and deserialized, as a number |
 //! | `conformance` | no | the contract that every backend must meet, as functions to call from its tests |
 //!
 //! Without any of these stores, only the memory store is available.
@@ -81,6 +81,8 @@ mod background;
 pub mod blocking;
 mod client;
 mod closing;
+#[cfg(feature = "serde")]
+mod config;
 mod error;
 mod fair_semaphore;
 mod fence;

@@ -95,17 +95,18 @@ fn varied(n: usize, below: u64) -> u64 {
 /// were served.
 async fn requests<S>(service: &S, unit: Duration) -> usize
 where
-    S: Service<Duration, Response = (), Error = BoxError, Future: Send> + Clone,
+    S: Service<Duration, Response = (), Error = BoxError, Future: Send> + Clone + Send + Sync,
 {
     let request = async |n: usize| {
         let unit = |below| unit * u32::try_from(varied(n, below)).expect("small");
         let answer = service.clone().oneshot(unit(10));
-        if n % 2 == 0 { timeout(unit(100), answer).await.ok() } else { Some(answer.await) }
+        if n.is_multiple_of(2) { timeout(unit(100), answer).await.ok() } else { Some(answer.await) }
     };
     let answers = join_all((0..REQUESTS).map(request)).await;
     answers.into_iter().flatten().map(|answer| answer.expect("served")).count()
 }
 
+#[expect(clippy::future_not_send, reason = "tests await it in place")]
 async fn is_free(inspect: impl AsyncFn() -> Inspection) {
     support::eventually(SOON, async || {
         let now = inspect().await;
