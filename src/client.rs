@@ -623,6 +623,7 @@ impl Client {
 }
 
 /// The options of a client: see [`Client::builder`].
+#[cfg_attr(feature = "serde", doc = include_str!("config.md"))]
 #[derive(Clone)]
 #[must_use = "a builder does nothing until `connect`"]
 pub struct ClientBuilder {

@@ -212,6 +212,16 @@ impl Guard {
         Ended { end: Box::pin(End { released, loss: self.loss() }) }
     }
 
+    /// Fails if the lease is lost, or was acquired in another process.
+    #[cfg(feature = "blocking")]
+    pub(crate) fn check(&self) -> Result<(), Error> {
+        self.engine.check_process("check", Some(self.name()))?;
+        match self.hold.loss(Instant::now()) {
+            None => Ok(()),
+            Some(reason) => Err(self.hold.loss_error(reason)),
+        }
+    }
+
     fn loss(&self) -> Loss {
         Loss { lost: self.hold.lost().clone().cancelled_owned(), timer: None, hold: self.hold.clone() }
     }

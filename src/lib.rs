@@ -63,7 +63,9 @@
 //! | `postgres` | no | [`postgres::PostgresBackend`]: locks in a table of a PostgreSQL database |
 //! | `zookeeper` | no | [`zookeeper::ZookeeperBackend`]: locks in the nodes of a ZooKeeper server or ensemble |
 //! | `all-stores` | no | all of these stores |
-//! | `serde` | no | a [`FencingToken`] can be serialized and deserialized, as a number |
+//! | `blocking` | no | [`blocking`]: the same interface for programs without tokio |
+//! | `tower` | no | [`tower`]: layers that hold a permit or a lock for each request |
+//! | `serde` | no | a [`ClientBuilder`], and the options of locks and semaphores, can be read from configuration files; a [`FencingToken`] can be serialized and deserialized, as a number |
 //! | `conformance` | no | the contract that every backend must meet, as functions to call from its tests |
 //!
 //! Without any of these stores, only the memory store is available.
@@ -77,9 +79,13 @@
 
 pub mod backend;
 mod background;
+#[cfg(feature = "blocking")]
+pub mod blocking;
 mod client;
 mod closing;
 mod election;
+#[cfg(feature = "serde")]
+mod config;
 mod error;
 mod fair_semaphore;
 mod fence;
@@ -102,6 +108,8 @@ mod retry;
 mod runtime;
 mod rw_lock;
 mod semaphore;
+#[cfg(feature = "tower")]
+pub mod tower;
 
 pub use backend::memory::MemoryBackend;
 pub use backend::state::{Finding, NodeState, Severity, Status, StoreState};

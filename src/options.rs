@@ -36,10 +36,15 @@ const MIN_HOLD: Duration = Duration::from_millis(10);
 /// # Ok::<(), leasehold::Error>(())
 /// ```
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
+#[cfg_attr(
+    feature = "serde",
+    derive(serde::Deserialize, serde::Serialize),
+    serde(try_from = "crate::config::MutexFields", into = "crate::config::MutexFields")
+)]
 #[must_use = "options do nothing until they are passed to `Client::mutex_with` or `Client::reentrant_lock_with`"]
 pub struct MutexOptions {
-    hold: HoldOptions,
-    local_handover: bool,
+    pub(crate) hold: HoldOptions,
+    pub(crate) local_handover: bool,
 }
 
 impl Default for MutexOptions {
@@ -150,16 +155,22 @@ impl MutexOptions {
 /// | [`prefix`](Self::prefix) | `semaphore:` or `fair-semaphore:` | the two kinds must not share a key |
 /// | [`local_handover`](Self::local_handover) | off | tokens show the order of all grants |
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
+#[cfg_attr(
+    feature = "serde",
+    derive(serde::Deserialize, serde::Serialize),
+    serde(try_from = "crate::config::SemaphoreFields", into = "crate::config::SemaphoreFields")
+)]
 #[must_use = "options do nothing until they are passed to a client"]
 pub struct SemaphoreOptions {
-    hold: HoldOptions,
-    local_handover: bool,
-    on_other_limit: OnOtherLimit,
+    pub(crate) hold: HoldOptions,
+    pub(crate) local_handover: bool,
+    pub(crate) on_other_limit: OnOtherLimit,
 }
 
 /// What a handle of a semaphore does if the limit in force is not the one that it was created with: see
 /// [`SemaphoreOptions::on_other_limit`].
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+#[cfg_attr(feature = "serde", derive(serde::Deserialize, serde::Serialize), serde(rename_all = "snake_case"))]
 #[non_exhaustive]
 pub enum OnOtherLimit {
     /// Its request fails with [`Error::LimitDiffers`], so that a mistake is noticed.
@@ -280,12 +291,12 @@ impl SemaphoreOptions {
 
 /// The options that all primitives have.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
-struct HoldOptions {
-    ttl: Duration,
-    renewal_period: Option<Duration>,
-    max_hold: Option<Duration>,
+pub(crate) struct HoldOptions {
+    pub(crate) ttl: Duration,
+    pub(crate) renewal_period: Option<Duration>,
+    pub(crate) max_hold: Option<Duration>,
     /// `None` for the primitive's default.
-    prefix: Option<String>,
+    pub(crate) prefix: Option<String>,
 }
 
 impl Default for HoldOptions {
