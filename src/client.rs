@@ -13,6 +13,7 @@ use crate::error::Error;
 use crate::fair_semaphore::FairSemaphore;
 use crate::lease::Engine;
 use crate::mutex::DistMutex;
+use crate::observer::Observer;
 use crate::options::{MutexOptions, SemaphoreOptions};
 use crate::reentrant::ReentrantLock;
 use crate::semaphore::CountingSemaphore;
@@ -179,7 +180,7 @@ use crate::semaphore::CountingSemaphore;
 /// closed. To wait for that, call [`shutdown`](Self::shutdown).
 #[derive(Clone)]
 pub struct Client {
-    engine: Arc<Engine>,
+    pub(crate) engine: Arc<Engine>,
     defaults: Arc<Defaults>,
 }
 
@@ -253,7 +254,12 @@ impl Client {
     /// # }
     /// ```
     pub fn builder(url: impl Into<String>) -> ClientBuilder {
-        ClientBuilder { url: url.into(), fail_fast: false, defaults: Defaults::default() }
+        ClientBuilder {
+            url: url.into(),
+            fail_fast: false,
+            defaults: Defaults::default(),
+            observers: Vec::new(),
+        }
     }
 
     /// Creates a client of a new, empty store in the memory of this process.
@@ -553,6 +559,7 @@ pub struct ClientBuilder {
     url: String,
     fail_fast: bool,
     defaults: Defaults,
+    pub(crate) observers: Vec<Arc<dyn Observer>>,
 }
 
 /// The options of what is created without any.
@@ -604,7 +611,8 @@ impl ClientBuilder {
         } else {
             by_url::connect(&self.url).await?
         };
-        Ok(Client { defaults: Arc::new(self.defaults), ..Client::with_backend(backend) })
+        Ok(Client { defaults: Arc::new(self.defaults), ..Client::with_backend(backend) }
+            .observed_by(self.observers))
     }
 
     /// Creates a client that connects on first use and keeps retrying. Needs no runtime.
@@ -618,7 +626,8 @@ impl ClientBuilder {
         } else {
             by_url::connect_lazy(&self.url)?
         };
-        Ok(Client { defaults: Arc::new(self.defaults), ..Client::with_backend(backend) })
+        Ok(Client { defaults: Arc::new(self.defaults), ..Client::with_backend(backend) }
+            .observed_by(self.observers))
     }
 }
 

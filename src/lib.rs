@@ -62,6 +62,7 @@
 //! | `zookeeper` | no | [`zookeeper::ZookeeperBackend`]: locks in the nodes of a ZooKeeper server or ensemble |
 //! | `all-stores` | no | all of these stores |
 //! | `serde` | no | a [`FencingToken`] can be serialized and deserialized, as a number |
+//! | `metrics` | no | `ClientBuilder::metrics`: what happens is counted and measured through the [metrics](https://docs.rs/metrics) facade, version 0.24 |
 //! | `conformance` | no | the contract that every backend must meet, as functions to call from its tests |
 //!
 //! Without any of these stores, only the memory store is available.
@@ -78,6 +79,7 @@ mod background;
 mod client;
 mod closing;
 mod error;
+mod error_kind;
 mod fair_semaphore;
 mod fence;
 mod guard;
@@ -85,8 +87,12 @@ mod handover;
 mod hash;
 mod home;
 mod lease;
+#[cfg(feature = "metrics")]
+mod metrics_observer;
 mod mutex;
 mod name;
+mod observe;
+pub mod observer;
 mod options;
 mod origin;
 mod permits;
@@ -102,11 +108,15 @@ pub use backend::tls::TlsOptions;
 pub use backend::types::{Holder, Inspection, MAX_TTL, MIN_TTL, NodeInspection, Waiter};
 pub use client::{Client, ClientBuilder};
 pub use error::{BackendError, BoxError, Cause, Error, LossReason, NodeFailure};
+pub use error_kind::ErrorKind;
 pub use fair_semaphore::FairSemaphore;
 pub use fence::{Fence, FencingToken, StaleToken};
 pub use guard::{Ended, Guard, LeaseEnd, Lost, Protected};
+#[cfg(feature = "metrics")]
+pub use metrics_observer::MetricsObserver;
 pub use mutex::DistMutex;
 pub use name::MAX_NAME_BYTES;
+pub use observer::Observer;
 pub use options::{MutexOptions, OnOtherLimit, SemaphoreOptions};
 pub use reentrant::ReentrantLock;
 pub use semaphore::CountingSemaphore;

@@ -1,12 +1,13 @@
 //! The common part of all primitives: a name, the terms of its leases, and how one is acquired.
 
 use std::fmt;
+use std::pin::pin;
 use std::sync::Arc;
 
 use crate::backend::{Claim, Detail, Inspection, Resource};
 use crate::error::Error;
 use crate::guard::Guard;
-use crate::lease::{Engine, StatedLimit, Wait, Waiter};
+use crate::lease::{Engine, Observed, StatedLimit, Wait, Waiter};
 use crate::options::Settings;
 
 /// A named thing that can be held under leases.
@@ -43,7 +44,14 @@ impl Primitive {
     /// Acquires what is claimed. Fails with [`Error::TimedOut`] if it was not available for as long as this waits.
     pub(crate) async fn acquire(&self, claim: &Claim, wait: Wait) -> Result<Guard, Error> {
         let Self { engine, resource, settings, limit } = self;
-        let hold = Waiter::new(engine, resource, settings, claim, limit.as_deref(), wait).acquire().await?;
+        let waiter = Waiter::new(engine, resource, settings, claim, limit.as_deref(), wait);
+        let acquiring = pin!(waiter.acquire());
+        let hold = match engine.observed() {
+            None => acquiring.await?,
+            Some(observers) => {
+                Observed::new(observers, resource, claim.permits(), wait != Wait::No, acquiring).await?
+            }
+        };
         Ok(Guard::new(Arc::clone(engine), hold, claim.permits()))
     }
 
