@@ -14,6 +14,7 @@ use crate::fair_semaphore::FairSemaphore;
 use crate::label;
 use crate::lease::Engine;
 use crate::mutex::DistMutex;
+use crate::observer::Observer;
 use crate::options::{MutexOptions, SemaphoreOptions};
 use crate::reentrant::ReentrantLock;
 use crate::semaphore::CountingSemaphore;
@@ -291,7 +292,13 @@ impl Client {
     /// # }
     /// ```
     pub fn builder(url: impl Into<String>) -> ClientBuilder {
-        ClientBuilder { url: url.into(), fail_fast: false, label: None, defaults: Defaults::default() }
+        ClientBuilder {
+            url: url.into(),
+            fail_fast: false,
+            label: None,
+            defaults: Defaults::default(),
+            observers: Vec::new(),
+        }
     }
 
     /// Creates a client of a new, empty store in the memory of this process.
@@ -631,6 +638,7 @@ pub struct ClientBuilder {
     fail_fast: bool,
     label: Option<String>,
     defaults: Defaults,
+    pub(crate) observers: Vec<Arc<dyn Observer>>,
 }
 
 /// The options of what is created without any.
@@ -702,7 +710,7 @@ impl ClientBuilder {
         } else {
             by_url::connect(&self.url).await?
         };
-        Ok(Client { engine: Arc::new(Engine::new(backend, label)), defaults: Arc::new(self.defaults) })
+        Ok(self.client_of(backend, label))
     }
 
     /// Creates a client that connects on first use and keeps retrying. Needs no runtime.
@@ -717,7 +725,23 @@ impl ClientBuilder {
         } else {
             by_url::connect_lazy(&self.url)?
         };
-        Ok(Client { engine: Arc::new(Engine::new(backend, label)), defaults: Arc::new(self.defaults) })
+        Ok(self.client_of(backend, label))
+    }
+
+    /// Creates a client of a backend that you have created yourself, instead of one for the URL. `fail_fast` has no effect: see
+    /// [`FailFast`](crate::backend::FailFast).
+    ///
+    /// # Errors
+    ///
+    /// [`Error::InvalidArgument`] for a label that is too long or contains control characters.
+    pub fn with_backend(self, backend: Arc<dyn Backend>) -> Result<Client, Error> {
+        let label = label::label(self.label.as_deref())?;
+        Ok(self.client_of(backend, label))
+    }
+
+    fn client_of(self, backend: Arc<dyn Backend>, label: Option<Arc<str>>) -> Client {
+        let engine = Arc::new(Engine::new(backend, label));
+        Client { engine, defaults: Arc::new(self.defaults) }.observed_by(self.observers)
     }
 }
 

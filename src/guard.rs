@@ -136,11 +136,6 @@ impl Guard {
         if self.engine.was_elsewhere(now) { Duration::ZERO } else { self.hold.remaining(now) }
     }
 
-    /// Fails if the lease has been lost.
-    pub(crate) fn check(&self) -> Result<(), Error> {
-        self.hold.loss(Instant::now()).map_or(Ok(()), |reason| Err(self.lost_error(reason)))
-    }
-
     /// The error for the loss of this lease for this reason.
     pub(crate) fn lost_error(&self, reason: LossReason) -> Error {
         self.hold.loss_error(reason)
@@ -213,7 +208,6 @@ impl Guard {
     }
 
     /// Fails if the lease is lost, or was acquired in another process.
-    #[cfg(feature = "blocking")]
     pub(crate) fn check(&self) -> Result<(), Error> {
         self.engine.check_process("check", Some(self.name()))?;
         match self.hold.loss(Instant::now()) {

@@ -66,6 +66,8 @@
 //! | `blocking` | no | [`blocking`]: the same interface for programs without tokio |
 //! | `tower` | no | [`tower`]: layers that hold a permit or a lock for each request |
 //! | `serde` | no | a [`ClientBuilder`], and the options of locks and semaphores, can be read from configuration files; a [`FencingToken`] can be serialized and deserialized, as a number |
+//! | `serde` | no | a [`FencingToken`] can be serialized and deserialized, as a number |
+//! | `metrics` | no | `ClientBuilder::metrics`: what happens is counted and measured through the [metrics](https://docs.rs/metrics) facade, version 0.24 |
 //! | `conformance` | no | the contract that every backend must meet, as functions to call from its tests |
 //!
 //! Without any of these stores, only the memory store is available.
@@ -87,6 +89,7 @@ mod election;
 #[cfg(feature = "serde")]
 mod config;
 mod error;
+mod error_kind;
 mod fair_semaphore;
 mod fence;
 mod guard;
@@ -99,6 +102,10 @@ mod lock_all;
 mod mutex;
 mod name;
 mod once;
+#[cfg(feature = "metrics")]
+mod metrics_observer;
+mod observe;
+pub mod observer;
 mod options;
 mod origin;
 mod permits;
@@ -119,6 +126,7 @@ pub use backend::types::{Holder, Inspection, MAX_TTL, MIN_TTL, NodeInspection, W
 pub use client::{Client, ClientBuilder};
 pub use election::{Election, Leader, Leadership};
 pub use error::{BackendError, BoxError, Cause, Error, LossReason, NodeFailure};
+pub use error_kind::ErrorKind;
 pub use fair_semaphore::FairSemaphore;
 pub use fence::{Fence, FencingToken, StaleToken};
 pub use guard::{Ended, Guard, LeaseEnd, Lost, Protected};
@@ -127,6 +135,9 @@ pub use lock_all::{AnyLost, LockAll, Locks, NotReleased};
 pub use mutex::DistMutex;
 pub use name::MAX_NAME_BYTES;
 pub use once::{OnDeadRunner, Once, OnceOptions, Tick, Ticks};
+#[cfg(feature = "metrics")]
+pub use metrics_observer::MetricsObserver;
+pub use observer::Observer;
 pub use options::{MutexOptions, OnOtherLimit, SemaphoreOptions};
 pub use reentrant::ReentrantLock;
 pub use rw_lock::{RwLock, WriteGuard};

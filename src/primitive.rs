@@ -1,13 +1,14 @@
 //! The common part of all primitives: a name, the terms of its leases, and how one is acquired.
 
 use std::fmt;
+use std::pin::pin;
 use std::sync::Arc;
 
 use crate::backend::{Claim, Detail, Inspection, Resource};
 use crate::error::Error;
 use crate::guard::Guard;
 use crate::label;
-use crate::lease::{Engine, StatedLimit, Wait, Waiter};
+use crate::lease::{Engine, Observed, StatedLimit, Wait, Waiter};
 use crate::options::Settings;
 
 /// A named thing that can be held under leases.
@@ -55,7 +56,13 @@ impl Primitive {
             label::check_note(note)?;
         }
         let waiter = Waiter::new(engine, resource, settings, claim, note.as_ref(), limit.as_deref(), wait);
-        let hold = waiter.acquire().await?;
+        let acquiring = pin!(waiter.acquire());
+        let hold = match engine.observed() {
+            None => acquiring.await?,
+            Some(observers) => {
+                Observed::new(observers, resource, claim.permits(), wait != Wait::No, acquiring).await?
+            }
+        };
         Ok(Guard::new(Arc::clone(engine), hold, claim.permits()))
     }
 

@@ -52,6 +52,17 @@ impl Status {
         matches!(self, Self::Connected)
     }
 
+    /// A stable name, for metrics; without since when.
+    #[must_use]
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            Self::Connected => "connected",
+            Self::Silent { .. } => "silent",
+            Self::Disconnected { .. } => "disconnected",
+            Self::Closed => "closed",
+        }
+    }
+
     /// The worse one of two.
     pub(crate) const fn or_worse(self, other: Self) -> Self {
         if other.rank() > self.rank() { other } else { self }

@@ -8,6 +8,7 @@ use super::deadline::Deadline;
 use crate::backend::BackendError;
 use crate::error::LossReason;
 use crate::fence::FencingToken;
+use crate::observer::Source;
 
 /// A lease that is held.
 #[derive(Debug)]
@@ -17,6 +18,8 @@ pub(super) struct Held {
     pub(super) granted: FencingToken,
     /// When the client learned of the grant.
     pub(super) granted_at: Instant,
+    /// When the current hold began, if observers were told that.
+    pub(super) observed_since: Option<Instant>,
     hand: Hand,
 }
 
@@ -65,7 +68,7 @@ type Failure = Box<(Instant, BackendError)>;
 impl Held {
     /// A lease that was granted now.
     pub(super) const fn granted(kept: Kept, now: Instant) -> Self {
-        Self { granted: kept.token, kept, granted_at: now, hand: Hand::Free }
+        Self { granted: kept.token, kept, granted_at: now, observed_since: None, hand: Hand::Free }
     }
 
     /// When something is due next, for which the lease is scheduled from now on.
@@ -89,6 +92,11 @@ impl Held {
     /// How often it has been passed on within the client.
     pub(super) const fn passes(&self) -> u64 {
         self.kept.token.get() - self.granted.get()
+    }
+
+    /// Who has granted the current hold.
+    pub(super) const fn source(&self) -> Source {
+        if self.passes() == 0 { Source::Store } else { Source::Client }
     }
 
     /// The hold is handed to a waiter. `None` if it has been.
@@ -118,6 +126,7 @@ impl Held {
         self.kept.token = FencingToken::new(self.kept.token.get() + 1);
         self.kept.deadline.start_hold(now);
         self.hand = Hand::PassedOn;
+        self.observed_since = None;
         self.kept.token
     }
 

@@ -28,6 +28,7 @@ use crate::error::{Error, LossReason};
 use crate::handover::{Group, Queue, Queues, take_all_waiters, tokens, with_queue};
 use crate::hash::HashMap;
 use crate::home::Home;
+use crate::observer::{Observers, ReleaseOutcome};
 use crate::options::Settings;
 use crate::origin::Origin;
 use crate::runtime::spawn_on;
@@ -71,12 +72,14 @@ pub(crate) struct Keeper {
     pub(super) ends_awaited: Mutex<Vec<Id>>,
     /// For how much longer the application may be kept waiting for releases where there is no runtime.
     pub(super) drops_wait: Mutex<Patience>,
+    pub(super) observers: Arc<Observers>,
 }
 
 impl Keeper {
     pub(super) fn new(backend: Arc<dyn Backend>, label: Option<Arc<str>>) -> Arc<Self> {
         let background = if backend.capabilities().own_thread { own_thread() } else { None };
         let (home, id) = (backend.home().unwrap_or_default(), backend.lease_id());
+        let observers = Arc::new(Observers::new(&backend.capabilities().store));
         let keeper = Arc::new_cyclic(|this| Self {
             this: this.clone(),
             backend,
@@ -99,6 +102,7 @@ impl Keeper {
             are_over: AtomicBool::new(false),
             ends_awaited: Mutex::default(),
             drops_wait: Mutex::new(Patience::new()),
+            observers,
         });
         if let Some(background) = &keeper.background {
             spawn_on(background, Arc::clone(&keeper).keep_held());
@@ -523,6 +527,7 @@ impl Keeper {
         hold: &Hold,
         now: Instant,
         keep_renewed: bool,
+        observed_since: Option<Instant>,
     ) -> Result<Option<PendingRelease>, LossReason> {
         let lease = &hold.lease;
         let lost_before = || {
@@ -549,6 +554,9 @@ impl Keeper {
             }
         };
         tracing::debug!(name = %lease.name(), "passed on within the client");
+        if let Some(since) = observed_since {
+            self.tell_released(hold, now.saturating_duration_since(since), ReleaseOutcome::PassedOn);
+        }
         let token = next.token;
         if lease.is_capped() {
             self.file(lease);

@@ -23,6 +23,7 @@ use crate::backend::{
 use crate::error::{Error, LossReason};
 use crate::fence::FencingToken;
 use crate::handover::{Group, may_pass_on};
+use crate::observer::{Event, Observers, RenewalOutcome, Source};
 use crate::options::Settings;
 
 /// How long waiting requests tolerate a store that does not answer: this, or four TTLs if that is longer.
@@ -39,6 +40,8 @@ pub(crate) struct Lease {
     group: Option<Group>,
     /// Cancelled when the lease is lost. Created when first requested.
     lost: OnceLock<CancellationToken>,
+    /// Those that were told of a hold of this lease, and are told what becomes of it.
+    observers: OnceLock<Arc<Observers>>,
     state: Mutex<State>,
 }
 
@@ -54,6 +57,9 @@ struct State {
     waiter: Option<oneshot::Sender<Message>>,
     /// Where the lease is filed in the keeper's schedule.
     filed: Option<Entry>,
+    /// The loss of an observed hold, until the mutex is free and the observers can be told: its token, how long it was held, and why
+    /// it was lost.
+    untold: Option<(FencingToken, Duration, LossReason)>,
 }
 
 #[derive(Debug)]
@@ -121,6 +127,7 @@ pub(super) enum Step {
 pub(crate) struct Hold {
     pub(crate) lease: Arc<Lease>,
     pub(crate) token: FencingToken,
+    pub(super) source: Source,
 }
 
 impl Lease {
@@ -134,8 +141,10 @@ impl Lease {
             endings: Vec::new(),
             waiter: None,
             filed: None,
+            untold: None,
         };
-        Arc::new(Self { request, terms, group, lost: OnceLock::new(), state: Mutex::new(state) })
+        let (lost, observers) = Default::default();
+        Arc::new(Self { request, terms, group, lost, observers, state: Mutex::new(state) })
     }
 
     pub(crate) const fn id(&self) -> LeaseId {
@@ -200,6 +209,23 @@ impl Lease {
     }
 }
 
+// Observed leases
+
+impl Lease {
+    /// Changes the state. If that loses an observed hold, the observers are told when the mutex is free.
+    fn change<T>(&self, change: impl FnOnce(&mut State) -> T) -> T {
+        let mut state = self.state.lock();
+        let outcome = change(&mut state);
+        let untold = state.untold.take();
+        drop(state);
+        if let (Some((token, held, reason)), Some(observers)) = (untold, self.observers.get()) {
+            let subject = observers.subject(self.resource());
+            observers.tell(&Event::Lost { subject, token, held, reason });
+        }
+        outcome
+    }
+}
+
 // Requested leases
 
 impl Lease {
@@ -210,7 +236,16 @@ impl Lease {
         sent: Instant,
         now: Instant,
     ) -> Outcome {
-        let mut state = self.state.lock();
+        self.change(|state| self.answered_locked(state, answer, sent, now))
+    }
+
+    fn answered_locked(
+        &self,
+        state: &mut State,
+        answer: Result<Answer, BackendError>,
+        sent: Instant,
+        now: Instant,
+    ) -> Outcome {
         if let Some(limit) = answer.as_ref().ok().and_then(Answer::limit) {
             state.limit = Some(limit);
         }
@@ -218,12 +253,12 @@ impl Lease {
         let Phase::Queued(queued) = &mut state.phase else { return Outcome::Over };
         match answer {
             Ok(Answer::Granted(grant)) => match self.measured_from(grant, sent, now) {
-                Some(measured_from) => self.hold(&mut state, grant, measured_from, now),
+                Some(measured_from) => self.hold(state, grant, measured_from, now),
                 // Its time is over, or nearly. No task repeats this request; the caller gets the answer and requests
                 // another lease.
                 None if !self.request.waits => {
-                    let outcome = self.hold(&mut state, grant, sent, now);
-                    self.lose_locked(&mut state, LossReason::Expired, LastRelease::AtOnce);
+                    let outcome = self.hold(state, grant, sent, now);
+                    self.lose_locked(state, LossReason::Expired, LastRelease::AtOnce);
                     outcome
                 }
                 None => {
@@ -237,7 +272,7 @@ impl Lease {
                 let alive = moment_within(now, self.terms.ttl);
                 let pause = place.ask_again_in.map_or(alive, |pause| pause.min(alive));
                 match queued.placed(place, sent, now, pause, self.is_fresh(sent, now)) {
-                    Some(grant) => self.hold(&mut state, grant, sent, now),
+                    Some(grant) => self.hold(state, grant, sent, now),
                     None => Outcome::Queued,
                 }
             }
@@ -261,14 +296,13 @@ impl Lease {
     /// events and answers travel on different connections, and an event may be old. The lease is then measured from the
     /// request that was answered with that ticket, because the grant ends when the place would have ended.
     pub(super) fn pushed_grant(&self, ticket: Ticket, grant: Grant, now: Instant) -> PushOutcome {
-        let mut state = self.state.lock();
-        match &mut state.phase {
+        self.change(|state| match &mut state.phase {
             Phase::Queued(queued) => {
                 if let Some((place, sent)) = queued.place
                     && place.ticket == ticket
                     && self.is_fresh(sent, now)
                 {
-                    self.hold(&mut state, grant, sent, now);
+                    self.hold(state, grant, sent, now);
                     return PushOutcome::Granted;
                 }
                 if queued.pushed(ticket, grant, now) { PushOutcome::Doubtful } else { PushOutcome::Known }
@@ -278,7 +312,7 @@ impl Lease {
                 state.record(Known::Possible);
                 PushOutcome::Known
             }
-        }
+        })
     }
 
     /// Whether a lease measured from `sent` has at least half of its time left. If not, the grant was late or this
@@ -426,12 +460,12 @@ impl Lease {
     }
 
     fn hand_locked(self: &Arc<Self>, state: &mut State) -> Option<Hold> {
-        let token = match &mut state.phase {
-            Phase::Held(held) => held.hand()?,
-            Phase::Lost(lost) => lost.token,
+        let (token, source) = match &mut state.phase {
+            Phase::Held(held) => (held.hand()?, held.source()),
+            Phase::Lost(lost) => (lost.token, Source::Store),
             Phase::Queued(_) | Phase::Released(_) => return None,
         };
-        Some(Hold { lease: Arc::clone(self), token })
+        Some(Hold { lease: Arc::clone(self), token, source })
     }
 
     /// The waiter to which the hold was handed is gone: it may be handed to another one.
@@ -459,7 +493,11 @@ impl Lease {
         let may_continue = may_pass_on(self.request.tokens, held.passes(), held.granted_at, now)
             && !deadline.has_passed(now)
             && deadline.uncapped(now) >= self.terms.ttl / 2;
-        may_continue.then(|| Hold { lease: Arc::clone(self), token: held.pass_on(now) })
+        may_continue.then(|| Hold {
+            lease: Arc::clone(self),
+            token: held.pass_on(now),
+            source: Source::Client,
+        })
     }
 
     /// Ends the lease as released. If `keep_renewed`, it is still renewed, until [`stop_renewing`](Self::stop_renewing)
@@ -500,15 +538,16 @@ impl Lease {
         permits: u32,
         now: Instant,
     ) -> Result<Option<u32>, LossReason> {
-        let mut state = self.state.lock();
-        if let Some(reason) = self.loss_locked(&mut state, token, now) {
-            return Err(reason);
-        }
-        let Phase::Held(held) = &mut state.phase else { return Err(LossReason::Expired) };
-        if self.resource().kind.is_semaphore() {
-            return Ok(Some(held.leave(permits)));
-        }
-        Ok(Some(held.leave(0)).filter(|permits| *permits == 0))
+        self.change(|state| {
+            if let Some(reason) = self.loss_locked(state, token, now) {
+                return Err(reason);
+            }
+            let Phase::Held(held) = &mut state.phase else { return Err(LossReason::Expired) };
+            if self.resource().kind.is_semaphore() {
+                return Ok(Some(held.leave(permits)));
+            }
+            Ok(Some(held.leave(0)).filter(|permits| *permits == 0))
+        })
     }
 
     /// Adds a guard of an owner that re-enters, if the lease is still held.
@@ -516,7 +555,7 @@ impl Lease {
         let mut state = self.state.lock();
         let Phase::Held(held) = &mut state.phase else { return None };
         let may_enter = !held.kept.deadline.has_passed(now) && held.enter();
-        may_enter.then(|| Hold { lease: Arc::clone(self), token: held.kept.token })
+        may_enter.then(|| Hold { lease: Arc::clone(self), token: held.kept.token, source: held.source() })
     }
 
     /// Marks the lease as lost because its release has found that it had ended before.
@@ -530,26 +569,25 @@ impl Lease {
     /// The grant of this token was released by force; if it is 0, any grant. Returns whether something is due for the
     /// lease now.
     pub(super) fn revoke(&self, token: FencingToken, now: Instant) -> bool {
-        let mut state = self.state.lock();
-        match &mut state.phase {
+        self.change(|state| match &mut state.phase {
             Phase::Held(held) if held.granted == token || token.get() == 0 => {
-                self.lose_locked(&mut state, LossReason::Revoked, LastRelease::AtOnce);
+                self.lose_locked(state, LossReason::Revoked, LastRelease::AtOnce);
                 true
             }
             Phase::Queued(queued) => queued.revoke(token, now),
             Phase::Held(_) | Phase::Released(_) | Phase::Lost(_) => false,
-        }
+        })
     }
 
     /// Ends the lease as lost, if it is held.
     pub(super) fn lose(&self, reason: LossReason) {
-        self.lose_locked(&mut self.state.lock(), reason, LastRelease::AtOnce);
+        self.change(|state| self.lose_locked(state, reason, LastRelease::AtOnce));
     }
 
     /// Why the hold of this token is lost, if it is. A passed deadline is noticed here: by the keeper, by a poll of
     /// `lost`, or by any other question to the guard, whichever comes first.
     fn loss(&self, token: FencingToken, now: Instant) -> Option<LossReason> {
-        self.loss_locked(&mut self.state.lock(), token, now)
+        self.change(|state| self.loss_locked(state, token, now))
     }
 
     /// The store may still count a lease whose deadline has passed as held. It is released after the margin by which
@@ -569,7 +607,10 @@ impl Lease {
     /// Ends the lease as lost and notifies everything in this client that waits for that. The keeper releases it at the
     /// store when that is due.
     fn lose_locked(&self, state: &mut State, reason: LossReason, release: LastRelease) {
-        let Phase::Held(Held { kept, .. }) = &mut state.phase else { return };
+        let Phase::Held(Held { kept, observed_since, .. }) = &mut state.phase else { return };
+        if let Some(since) = observed_since {
+            state.untold = Some((kept.token, since.elapsed(), reason));
+        }
         let (token, renewal) = (kept.token, std::mem::take(&mut kept.renewal));
         let lost = Lost { token, reason, renewal, release };
         tracing::warn!(name = %self.name(), token = token.get(), %reason, detail = lost.detail(), "lease lost");
@@ -661,10 +702,13 @@ impl Lease {
     /// What the keeper has to do at `now` for a lease that was filed in `list`. A request, a renewal or a release is
     /// returned once and counts as begun from then on.
     pub(super) fn step(&self, list: List, now: Instant) -> Step {
-        let mut state = self.state.lock();
+        self.change(|state| self.step_locked(state, list, now))
+    }
+
+    fn step_locked(&self, state: &mut State, list: List, now: Instant) -> Step {
         if let Phase::Held(held) = &state.phase {
             let token = held.kept.token;
-            self.loss_locked(&mut state, token, now);
+            self.loss_locked(state, token, now);
         }
         match &mut state.phase {
             Phase::Queued(queued) => match queued.flight.at() {
@@ -698,15 +742,38 @@ impl Lease {
         }
     }
 
-    /// The renewal request. `None` if the lease has ended.
-    pub(super) fn renewal(&self) -> Option<Renew> {
-        let is_renewed = self.state.lock().phase.kept().is_some();
-        is_renewed.then(|| Renew::new(self.request.lease.clone(), self.terms.ttl))
+    /// The renewal request, which is sent `now`. `None` if the lease has ended.
+    pub(super) fn renewal(&self, now: Instant) -> Option<Renew> {
+        let due = self.state.lock().phase.kept()?.deadline.renew_at();
+        if let Some(observers) = self.observers.get() {
+            let subject = observers.subject(self.resource());
+            let late = due.map(|due| now.saturating_duration_since(due)).unwrap_or_default();
+            observers.tell(&Event::RenewalSent { subject, late });
+        }
+        Some(Renew::new(self.request.lease.clone(), self.terms.ttl))
     }
 
     /// Handles the answer to a renewal that was sent at `sent`. An error neither extends nor ends the lease.
     pub(super) fn renewed(&self, answer: Result<Renewal, BackendError>, sent: Instant, now: Instant) {
-        let mut state = self.state.lock();
+        if let Some(observers) = self.observers.get() {
+            let outcome = match &answer {
+                Ok(Renewal::Renewed) => RenewalOutcome::Renewed,
+                Ok(Renewal::Lost(_)) => RenewalOutcome::Gone,
+                Err(_) => RenewalOutcome::Failed,
+            };
+            let (subject, took) = (observers.subject(self.resource()), now.saturating_duration_since(sent));
+            observers.tell(&Event::RenewalAnswered { subject, took, outcome });
+        }
+        self.change(|state| self.renewed_locked(state, answer, sent, now));
+    }
+
+    fn renewed_locked(
+        &self,
+        state: &mut State,
+        answer: Result<Renewal, BackendError>,
+        sent: Instant,
+        now: Instant,
+    ) {
         let (Phase::Held(Held { kept, .. }) | Phase::Released(Released::Renewed(kept))) = &mut state.phase
         else {
             return;
@@ -719,7 +786,7 @@ impl Lease {
             }
             Ok(Renewal::Lost(reason)) => {
                 kept.end_renewal();
-                self.found_gone(&mut state, reason, now);
+                self.found_gone(state, reason, now);
             }
             Err(error) => {
                 tracing::debug!(name = %self.name(), token, %error, "renewal not answered");
@@ -770,6 +837,32 @@ impl Lease {
 impl Hold {
     pub(crate) fn name(&self) -> &str {
         self.lease.name()
+    }
+
+    pub(super) fn resource(&self) -> &Resource {
+        self.lease.resource()
+    }
+
+    /// Observers have been told that it began, `now` or when the store granted it. Returns why it has been lost since then, if it
+    /// has, which they must be told as well.
+    pub(super) fn observe(&self, observers: &Arc<Observers>, now: Option<Instant>) -> Option<LossReason> {
+        self.lease.observers.get_or_init(|| Arc::clone(observers));
+        let mut state = self.lease.state.lock();
+        if let Some(held) = state.held(self.token) {
+            // One that was passed on began later than its grant.
+            let began = now.or_else(|| (held.passes() == 0).then_some(held.granted_at));
+            held.observed_since = Some(began.unwrap_or_else(Instant::now));
+            return None;
+        }
+        match &state.phase {
+            Phase::Lost(lost) if lost.token == self.token => Some(lost.reason),
+            _ => None,
+        }
+    }
+
+    /// When it began, if observers were told that.
+    pub(super) fn observed_since(&self) -> Option<Instant> {
+        self.lease.state.lock().held(self.token)?.observed_since
     }
 
     /// Why it is lost, if it is.

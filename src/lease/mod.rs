@@ -31,6 +31,8 @@
 //! 9. Nothing here blocks, except that the end of that runtime waits up to 100 ms for pending releases, and so does what
 //!    is dropped outside any tokio runtime, for its own (up to 1 s for all together, and then a tenth of the time). Dropping a guard needs no runtime: a release waits in a
 //!    queue until the keeper's tasks run again, or is sent from the crate's own thread (`release`, `release_queue`).
+//! 10. Observers are told of what happens when no mutex is held. Of everything acquired that they were told of, they are told the end
+//!     once (`observed`, and [`observer`](crate::observer)).
 
 mod acquire;
 mod deadline;
@@ -41,6 +43,7 @@ mod keeper;
 mod known;
 #[expect(clippy::module_inception, reason = "it is about one of them")]
 mod lease;
+mod observed;
 mod queued;
 mod reentry;
 mod release;
@@ -52,3 +55,4 @@ mod tasks;
 pub(crate) use acquire::{ROUND_TRIP, StatedLimit, Wait, Waiter};
 pub(crate) use engine::Engine;
 pub(crate) use lease::Hold;
+pub(crate) use observed::Observed;

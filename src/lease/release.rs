@@ -30,6 +30,7 @@ use super::release_queue::{LAST_RELEASES, MAX_RELEASES, Patience, PendingRelease
 use crate::backend::{BackendError, LeaseRef, Released, Renew, Renewal};
 use crate::background;
 use crate::error::{Error, LossReason};
+use crate::observer::ReleaseOutcome;
 use crate::runtime::spawn_on;
 
 /// The pause before a release that was not confirmed is sent again.
@@ -91,9 +92,14 @@ impl Keeper {
         if self.origin.is_elsewhere() {
             return;
         }
-        let Ok(Some(pending)) = self.leave(hold, permits, false, Instant::now()) else { return };
+        let (now, observed_since) = (Instant::now(), self.observed_since(hold));
+        let Ok(Some(pending)) = self.leave(hold, permits, false, now, observed_since) else { return };
         if pending.keep == 0 {
             hold.finish();
+            if let Some(since) = observed_since {
+                let held = now.saturating_duration_since(since);
+                self.tell_released(hold, held, ReleaseOutcome::InBackground);
+            }
             tracing::debug!(name = %hold.name(), token = hold.token.get(), "guard dropped, release queued");
         }
         self.queue_release(pending);
@@ -106,13 +112,20 @@ impl Keeper {
         let now = Instant::now();
         let ends = hold.ends().unwrap_or(now);
         let is_renewed = ends < now + ENDS_SOON;
-        let left = self.leave(hold, permits, is_renewed, now).map_err(|reason| hold.loss_error(reason))?;
+        let observed_since = self.observed_since(hold);
+        let left = self
+            .leave(hold, permits, is_renewed, now, observed_since)
+            .map_err(|reason| hold.loss_error(reason))?;
         let released = || {
             tracing::debug!(name = %hold.name(), token = hold.token.get(), "released");
             Ok(())
         };
         let Some(pending) = left else { return released() };
         let is_part = pending.keep > 0;
+        let held = observed_since.map(|since| now.saturating_duration_since(since)).filter(|_| !is_part);
+        let mut told = held.map(|held| {
+            guard(ReleaseOutcome::InBackground, move |outcome| self.tell_released(hold, held, outcome))
+        });
         // When the release is over or dropped, all that wait for the end of the hold are notified.
         let _finishing = (!is_part).then(|| guard(hold, Hold::finish));
         let stop_renewing = |lease: &Lease| {
@@ -126,7 +139,14 @@ impl Keeper {
         };
         let renewed = renewing.and_then(|renewing| self.stop_renewing(ScopeGuard::into_inner(renewing)));
         let (ends, is_gone_in_time) = renewed.unwrap_or((ends, false));
-        let found = answer.map_err(|error| self.error(error, "release", Some(hold.name())))?;
+        let answer = answer.map_err(|error| self.error(error, "release", Some(hold.name())));
+        if let Some(outcome) = &mut told {
+            **outcome = answer
+                .as_ref()
+                .err()
+                .map_or(ReleaseOutcome::Confirmed, |error| ReleaseOutcome::Failed(error.kind()));
+        }
+        let found = answer?;
         let found = if is_part { found } else { self.explained(lease, found).await };
         // The release of a part may find nothing because the rest of the lease was released in the meantime.
         let overtaken = is_part && lease.is_released();
@@ -138,6 +158,10 @@ impl Keeper {
                     self.file(lease);
                 } else {
                     lease.found_lost(hold.token, reason);
+                    if let (Some(held), Some(told)) = (held, told.take()) {
+                        ScopeGuard::into_inner(told);
+                        self.tell_lost(hold, held, reason);
+                    }
                 }
                 Err(hold.loss_error(reason))
             }
@@ -172,11 +196,12 @@ impl Keeper {
         permits: u32,
         keep_renewed: bool,
         now: Instant,
+        observed_since: Option<Instant>,
     ) -> Result<Option<PendingRelease>, LossReason> {
         match hold.lease.leave(hold.token, permits, now)? {
             // Other guards keep all of a lock.
             None => Ok(None),
-            Some(0) => self.pass_on(hold, now, keep_renewed),
+            Some(0) => self.pass_on(hold, now, keep_renewed, observed_since),
             Some(keep) => {
                 Ok(Some(PendingRelease { keep, ..PendingRelease::of(&hold.lease, hold.lease.take_known()) }))
             }

@@ -38,10 +38,10 @@ impl Keeper {
         in_flight: &'a AtomicUsize,
     ) -> impl Future<Output = ()> + use<'a> {
         // For those that have ended in the meantime, what is due is filed already.
-        let requests = leases.into_iter().filter_map(|lease| Some((lease.renewal()?, Some(lease))));
+        let sent = Instant::now();
+        let requests = leases.into_iter().filter_map(|lease| Some((lease.renewal(sent)?, Some(lease))));
         let (requests, leases): (Vec<_>, Vec<_>) = requests.unzip();
         in_flight.fetch_add(leases.len(), Ordering::Relaxed);
-        let sent = Instant::now();
         let ends = leases.iter().flatten().filter_map(|lease| lease.ends()).max();
         // Also if this is dropped: the keeper's tasks may have been started again.
         let mut leases = guard(leases, move |mut leases| {

@@ -164,6 +164,8 @@ impl Keeper {
         };
         tokio::select! {
             () = self.send_releases() => true,
+            // On the crate's own thread if there is one.
+            () = self.watch_store(), if self.background.is_none() => false,
             _ = queued => false,
             _ = held => false,
         }

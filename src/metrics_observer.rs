@@ -1,0 +1,371 @@
+//! Feeds the `metrics` facade. The names, units and labels are documented in docs/observability.md, which a test compares with this file.
+
+use std::borrow::Cow;
+use std::collections::HashMap;
+use std::fmt;
+use std::sync::{Arc, OnceLock};
+
+use metrics::{
+    Counter, Gauge, Histogram, Key, KeyName, Label, Level, Metadata, Recorder, Unit, with_recorder,
+};
+use parking_lot::RwLock;
+
+use crate::backend::{Kind, Status};
+use crate::client::{Client, ClientBuilder};
+use crate::observer::{Event, Observer, Subject};
+
+/// An [`Observer`] that feeds the [metrics](https://docs.rs/metrics) facade: [`ClientBuilder::metrics`] sets one.
+///
+/// | metric | type | unit | labels |
+/// |---|---|---|---|
+/// | `leasehold_held` | gauge | | `store`, `kind` |
+/// | `leasehold_waiting` | gauge | | `store`, `kind` |
+/// | `leasehold_acquired_total` | counter | | `store`, `kind`, `source` |
+/// | `leasehold_not_acquired_total` | counter | | `store`, `kind`, `outcome` |
+/// | `leasehold_wait_seconds` | histogram | seconds | `store`, `kind` |
+/// | `leasehold_released_total` | counter | | `store`, `kind`, `outcome` |
+/// | `leasehold_lost_total` | counter | | `store`, `kind`, `reason` |
+/// | `leasehold_hold_seconds` | histogram | seconds | `store`, `kind` |
+/// | `leasehold_renewals_total` | counter | | `store`, `kind`, `outcome` |
+/// | `leasehold_renewal_seconds` | histogram | seconds | `store`, `kind` |
+/// | `leasehold_renewal_late_seconds` | histogram | seconds | `store`, `kind` |
+/// | `leasehold_store_connected` | gauge | | `store` |
+/// | `leasehold_store_changes_total` | counter | | `store`, `status` |
+///
+/// The names of locks are no labels, because a program may use any number of them. A function may map each name to one of
+/// few [classes](Self::classes), which then become the label `class`. What the values of the labels mean, and a dashboard
+/// for Grafana, is in `docs/observability.md`.
+///
+/// A metric is registered with the recorder when its first value arrives, and stays with that recorder, so install the
+/// exporter first. All clients of a process may share one observer.
+pub struct MetricsObserver {
+    recorder: Option<Box<dyn Recorder + Send + Sync>>,
+    classes: Option<Box<Classes>>,
+    /// The store that was seen first, which is the only one of nearly all programs.
+    first: OnceLock<Store>,
+    others: RwLock<HashMap<String, Arc<Store>>>,
+}
+
+type Classes = dyn Fn(&str) -> Cow<'static, str> + Send + Sync;
+
+/// The metrics of one store.
+struct Store {
+    address: String,
+    /// By kind, without classes.
+    kinds: [OnceLock<Metrics>; Kind::ALL.len()],
+    classes: RwLock<ByClass>,
+    connected: OnceLock<Gauge>,
+}
+
+type ByClass = HashMap<(Kind, Cow<'static, str>), Arc<Metrics>>;
+
+/// The metrics of one kind of resource, of one class. Those with further labels are registered when they are used, by the values of these.
+struct Metrics {
+    labels: Vec<Label>,
+    held: Gauge,
+    waiting: Gauge,
+    wait: Histogram,
+    hold: Histogram,
+    renewal: Histogram,
+    renewal_late: Histogram,
+    acquired: Counters,
+    not_acquired: Counters,
+    released: Counters,
+    lost: Counters,
+    renewals: Counters,
+}
+
+/// A counter for each value of its last label: a handful.
+struct Counters {
+    name: &'static str,
+    label: &'static str,
+    known: RwLock<Vec<(&'static str, Counter)>>,
+}
+
+/// Name, unit and description of each metric, by type.
+const GAUGES: [(&str, &str); 3] = [
+    (HELD, "Locks and permits that are held."),
+    (WAITING, "Requests that wait."),
+    (STORE_CONNECTED, "1 while the store can be reached, otherwise 0."),
+];
+const HISTOGRAMS: [(&str, &str); 4] = [
+    (WAIT, "How long requests waited that have succeeded."),
+    (HOLD, "How long locks and permits were held."),
+    (RENEWAL, "How long the answers to renewals took."),
+    (RENEWAL_LATE, "How long after they were due renewals were sent."),
+];
+const COUNTERS: [(&str, &str); 6] = [
+    (ACQUIRED, "Requests that have succeeded, by who granted them."),
+    (NOT_ACQUIRED, "Requests that have ended otherwise, by how."),
+    (RELEASED, "Holds that were released, by what the release came to."),
+    (LOST, "Holds that were lost, by reason."),
+    (RENEWALS, "Renewals, by their answers."),
+    (STORE_CHANGES, "States of the store that were reported: the first one, and each change."),
+];
+
+const HELD: &str = "leasehold_held";
+const WAITING: &str = "leasehold_waiting";
+const ACQUIRED: &str = "leasehold_acquired_total";
+const NOT_ACQUIRED: &str = "leasehold_not_acquired_total";
+const WAIT: &str = "leasehold_wait_seconds";
+const RELEASED: &str = "leasehold_released_total";
+const LOST: &str = "leasehold_lost_total";
+const HOLD: &str = "leasehold_hold_seconds";
+const RENEWALS: &str = "leasehold_renewals_total";
+const RENEWAL: &str = "leasehold_renewal_seconds";
+const RENEWAL_LATE: &str = "leasehold_renewal_late_seconds";
+const STORE_CONNECTED: &str = "leasehold_store_connected";
+const STORE_CHANGES: &str = "leasehold_store_changes_total";
+
+static METADATA: Metadata<'static> = Metadata::new("leasehold", Level::INFO, Some(module_path!()));
+
+impl MetricsObserver {
+    /// Feeds the recorder of the process: the exporter that the program installs.
+    #[must_use]
+    pub fn new() -> Self {
+        Self { recorder: None, classes: None, first: OnceLock::new(), others: RwLock::default() }
+    }
+
+    /// Feeds this recorder instead of the one of the process.
+    #[must_use]
+    pub fn recorder(mut self, recorder: impl Recorder + Send + Sync + 'static) -> Self {
+        self.recorder = Some(Box::new(recorder));
+        self
+    }
+
+    /// Adds the label `class` to all metrics of locks and semaphores, with what this function makes of their names. It is
+    /// called for every event, and for each class that it returns, all these metrics exist: return one of a few constants.
+    ///
+    /// ```
+    /// # use std::sync::Arc;
+    /// use leasehold::{Client, MetricsObserver};
+    ///
+    /// let metrics = MetricsObserver::new().classes(|name| match name.split_once(':') {
+    ///     Some(("cart", _)) => "cart".into(),
+    ///     Some(("report", _)) => "report".into(),
+    ///     _ => "other".into(),
+    /// });
+    /// let client = Client::builder("memory:").observer(Arc::new(metrics)).connect_lazy()?;
+    /// # drop(client);
+    /// # Ok::<(), leasehold::Error>(())
+    /// ```
+    #[must_use]
+    pub fn classes(mut self, classes: impl Fn(&str) -> Cow<'static, str> + Send + Sync + 'static) -> Self {
+        self.classes = Some(Box::new(classes));
+        self
+    }
+
+    fn with_recorder<T>(&self, record: impl FnOnce(&dyn Recorder) -> T) -> T {
+        match &self.recorder {
+            Some(recorder) => record(&**recorder),
+            None => with_recorder(record),
+        }
+    }
+
+    /// Runs `record` on the metrics of a store.
+    fn with_store(&self, address: &str, record: impl FnOnce(&Store)) {
+        let first = self.first.get_or_init(|| self.new_store(address));
+        if first.address == address {
+            return record(first);
+        }
+        let known = self.others.read().get(address).cloned();
+        let store = known.unwrap_or_else(|| {
+            let mut others = self.others.write();
+            let new = || Arc::new(self.new_store(address));
+            Arc::clone(others.entry(address.to_owned()).or_insert_with(new))
+        });
+        record(&store);
+    }
+
+    fn new_store(&self, address: &str) -> Store {
+        self.with_recorder(describe);
+        Store {
+            address: address.to_owned(),
+            kinds: Default::default(),
+            classes: RwLock::default(),
+            connected: OnceLock::new(),
+        }
+    }
+
+    /// Runs `record` on the metrics of what an event is about.
+    fn with_metrics(&self, subject: &Subject<'_>, record: impl FnOnce(&Metrics)) {
+        self.with_store(subject.store, |store| {
+            let kind = subject.kind();
+            let Some(classes) = &self.classes else {
+                return record(
+                    store.kinds[kind as usize].get_or_init(|| self.new_metrics(store, kind, None)),
+                );
+            };
+            let place = (kind, classes(subject.name()));
+            let known = store.classes.read().get(&place).cloned();
+            let metrics = known.unwrap_or_else(|| {
+                let new = Arc::new(self.new_metrics(store, kind, Some(place.1.clone())));
+                Arc::clone(store.classes.write().entry(place).or_insert(new))
+            });
+            record(&metrics);
+        });
+    }
+
+    fn new_metrics(&self, store: &Store, kind: Kind, class: Option<Cow<'static, str>>) -> Metrics {
+        let mut labels = vec![store.label(), Label::from_static_parts("kind", kind.as_str())];
+        labels.extend(class.map(|class| Label::new("class", class)));
+        let key = |name| Key::from_parts(name, labels.clone());
+        self.with_recorder(|recorder| Metrics {
+            held: recorder.register_gauge(&key(HELD), &METADATA),
+            waiting: recorder.register_gauge(&key(WAITING), &METADATA),
+            wait: recorder.register_histogram(&key(WAIT), &METADATA),
+            hold: recorder.register_histogram(&key(HOLD), &METADATA),
+            renewal: recorder.register_histogram(&key(RENEWAL), &METADATA),
+            renewal_late: recorder.register_histogram(&key(RENEWAL_LATE), &METADATA),
+            acquired: Counters::new(ACQUIRED, "source"),
+            not_acquired: Counters::new(NOT_ACQUIRED, "outcome"),
+            released: Counters::new(RELEASED, "outcome"),
+            lost: Counters::new(LOST, "reason"),
+            renewals: Counters::new(RENEWALS, "outcome"),
+            labels: labels.clone(),
+        })
+    }
+
+    fn count(&self, metrics: &Metrics, counters: &Counters, value: &'static str) {
+        let known = counters.known.read();
+        if let Some((_, counter)) = known.iter().find(|(known, _)| *known == value) {
+            return counter.increment(1);
+        }
+        drop(known);
+        let mut labels = metrics.labels.clone();
+        labels.push(Label::from_static_parts(counters.label, value));
+        let counter = self.counter(counters.name, labels);
+        counter.increment(1);
+        // Twice, if two threads are here; both are the same counter.
+        counters.known.write().push((value, counter));
+    }
+
+    fn counter(&self, name: &'static str, labels: Vec<Label>) -> Counter {
+        self.with_recorder(|recorder| recorder.register_counter(&Key::from_parts(name, labels), &METADATA))
+    }
+
+    fn store_changed(&self, store: &Store, status: Status) {
+        let register = |recorder: &dyn Recorder| {
+            recorder.register_gauge(&Key::from_parts(STORE_CONNECTED, vec![store.label()]), &METADATA)
+        };
+        let connected = store.connected.get_or_init(|| self.with_recorder(register));
+        connected.set(if status.is_connected() { 1.0 } else { 0.0 });
+        let labels = vec![store.label(), Label::from_static_parts("status", status.as_str())];
+        self.counter(STORE_CHANGES, labels).increment(1);
+    }
+}
+
+impl Store {
+    fn label(&self) -> Label {
+        Label::new("store", self.address.clone())
+    }
+}
+
+impl Counters {
+    fn new(name: &'static str, label: &'static str) -> Self {
+        Self { name, label, known: RwLock::default() }
+    }
+}
+
+fn describe(recorder: &dyn Recorder) {
+    let key = KeyName::from_const_str;
+    for (name, text) in GAUGES {
+        recorder.describe_gauge(key(name), Some(Unit::Count), text.into());
+    }
+    for (name, text) in HISTOGRAMS {
+        recorder.describe_histogram(key(name), Some(Unit::Seconds), text.into());
+    }
+    for (name, text) in COUNTERS {
+        recorder.describe_counter(key(name), Some(Unit::Count), text.into());
+    }
+}
+
+impl Observer for MetricsObserver {
+    fn observe(&self, event: &Event<'_>) {
+        match event {
+            Event::Waiting { subject } => self.with_metrics(subject, |metrics| metrics.waiting.increment(1)),
+            Event::Acquired { subject, waited, had_to_wait, source, .. } => {
+                self.with_metrics(subject, |metrics| {
+                    metrics.end_wait(*had_to_wait);
+                    metrics.wait.record(*waited);
+                    metrics.held.increment(1);
+                    self.count(metrics, &metrics.acquired, source.as_str());
+                });
+            }
+            Event::NotAcquired { subject, had_to_wait, outcome, .. } => {
+                self.with_metrics(subject, |metrics| {
+                    metrics.end_wait(*had_to_wait);
+                    self.count(metrics, &metrics.not_acquired, outcome.as_str());
+                })
+            }
+            Event::RenewalSent { subject, late } => {
+                self.with_metrics(subject, |metrics| metrics.renewal_late.record(*late));
+            }
+            Event::RenewalAnswered { subject, took, outcome } => self.with_metrics(subject, |metrics| {
+                metrics.renewal.record(*took);
+                self.count(metrics, &metrics.renewals, outcome.as_str());
+            }),
+            Event::Lost { subject, held, reason, .. } => self.with_metrics(subject, |metrics| {
+                metrics.held.decrement(1);
+                metrics.hold.record(*held);
+                self.count(metrics, &metrics.lost, reason.as_str());
+            }),
+            Event::Released { subject, held, outcome, .. } => self.with_metrics(subject, |metrics| {
+                metrics.held.decrement(1);
+                metrics.hold.record(*held);
+                self.count(metrics, &metrics.released, outcome.as_str());
+            }),
+            Event::StoreState { store, state } => {
+                self.with_store(store, |store| self.store_changed(store, state.status));
+            }
+        }
+    }
+}
+
+impl Metrics {
+    fn end_wait(&self, had_to_wait: bool) {
+        if had_to_wait {
+            self.waiting.decrement(1);
+        }
+    }
+}
+
+impl Default for MetricsObserver {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+impl fmt::Debug for MetricsObserver {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("MetricsObserver")
+            .field("has_classes", &self.classes.is_some())
+            .finish_non_exhaustive()
+    }
+}
+
+impl ClientBuilder {
+    /// Feeds the metrics of the process: see [`MetricsObserver`], of which this sets a new one.
+    ///
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> Result<(), leasehold::Error> {
+    /// // Install the exporter before: `metrics_exporter_prometheus::PrometheusBuilder::new().install()`, for instance.
+    /// let client = leasehold::Client::builder("memory:").metrics().connect().await?;
+    /// # client.shutdown().await?;
+    /// # Ok(()) }
+    /// ```
+    #[cfg_attr(docsrs, doc(cfg(feature = "metrics")))]
+    pub fn metrics(self) -> Self {
+        self.observer(Arc::new(MetricsObserver::new()))
+    }
+}
+
+impl Client {
+    /// The same client, whose metrics are fed from now on: see [`ClientBuilder::metrics`].
+    #[cfg_attr(docsrs, doc(cfg(feature = "metrics")))]
+    #[must_use]
+    pub fn with_metrics(self) -> Self {
+        self.with_observer(Arc::new(MetricsObserver::new()))
+    }
+}
