@@ -288,7 +288,7 @@ impl Home {
             timeout(STUCK, &mut probe).await.is_err() && timeout(AFTER_A_PAUSE, &mut probe).await.is_err();
         if is_stuck {
             tracing::info!(
-                "the runtime on which a client lives has run no task for half a second: it is blocked, busy, or not driven; the client moves"
+                target: "leasehold::client", "the runtime on which a client lives has run no task for half a second: it is blocked, busy, or not driven; the client moves"
             );
         }
         is_stuck

@@ -117,7 +117,7 @@ impl Permits {
         engine.check_process("resize", Some(self.primitive.name()))?;
         let answer = engine.backend().set_limit(resource, limit, settings.ttl).await;
         self.limit.follow(answer.map_err(|error| engine.error(error, "resize", Some(self.name())))?);
-        tracing::info!(name = %self.name(), limit, "resized");
+        tracing::info!(target: "leasehold::lease", name = %self.name(), limit, "resized");
         Ok(())
     }
 

@@ -94,7 +94,7 @@ impl Primitive {
         let answer = self.engine.backend().force_release(&self.resource).await;
         let released =
             answer.map_err(|error| self.engine.error(error, "force release", Some(self.name())))?;
-        tracing::warn!(name = %self.name(), released, "released by force");
+        tracing::warn!(target: "leasehold::lease", name = %self.name(), released, "released by force");
         Ok(released)
     }
 

@@ -139,8 +139,7 @@ impl<'a> Waiter<'a> {
     ///
     /// Cancel safe: dropping the future releases whatever it was granted.
     pub(crate) async fn acquire(mut self) -> Result<Hold, Error> {
-        let span =
-            tracing::debug_span!("acquire", name = %self.resource.name(), token = tracing::field::Empty);
+        let span = tracing::debug_span!(target: "leasehold::lease", "acquire", name = %self.resource.name(), token = tracing::field::Empty);
         let hold = if span.is_disabled() {
             self.acquire_until_held().await?
         } else {
@@ -159,7 +158,7 @@ impl<'a> Waiter<'a> {
             self.check_open()?;
             self.keeper.ensure_running();
             let Some(hold) = self.attempt().await? else {
-                tracing::debug!("busy");
+                tracing::debug!(target: "leasehold::lease", name = self.resource.name(), "busy");
                 return Ok(None);
             };
             // It may have been handed this hold while a request of its own was in flight.
@@ -180,7 +179,7 @@ impl<'a> Waiter<'a> {
 
     /// Records a hold that begins.
     fn begin(&self, hold: Hold) -> Hold {
-        tracing::debug!(name = %hold.name(), token = hold.token.get(), "granted");
+        tracing::debug!(target: "leasehold::lease", name = %hold.name(), token = hold.token.get(), "granted");
         if self.limit.is_some() {
             self.follow_limit(hold.lease.limit());
         }
@@ -340,7 +339,7 @@ impl<'a> Waiter<'a> {
     /// From here on the keeper repeats the request, and this waits for a message, unless the lease was granted in the
     /// meantime. `None` if it has ended.
     fn queued(&mut self, lease: &Arc<Lease>, limit: Option<Limit>) -> Result<Option<Step>, Error> {
-        tracing::debug!(key = &*self.resource.key, "waiting");
+        tracing::debug!(target: "leasehold::lease", name = self.resource.name(), "waiting");
         let keeper = self.keeper;
         if self.place.is_some() {
             self.lease = None;

@@ -553,7 +553,7 @@ impl Keeper {
                 return Ok(Some(PendingRelease { next, ..PendingRelease::of(lease, known) }));
             }
         };
-        tracing::debug!(name = %lease.name(), "passed on within the client");
+        tracing::debug!(target: "leasehold::lease", name = %lease.name(), "passed on within the client");
         if let Some(since) = observed_since {
             self.tell_released(hold, now.saturating_duration_since(since), ReleaseOutcome::PassedOn);
         }
@@ -612,7 +612,7 @@ fn own_thread() -> Option<Handle> {
     match background::handle() {
         Ok(background) => Some(background),
         Err(error) => {
-            tracing::warn!(%error, "the crate's own thread could not be started: code that blocks its thread may lose its lease");
+            tracing::warn!(target: "leasehold::client", %error, "the crate's own thread could not be started: code that blocks its thread may lose its lease");
             None
         }
     }

@@ -562,7 +562,7 @@ impl Lease {
     pub(super) fn found_lost(&self, token: FencingToken, reason: LossReason) {
         let lost = Lost { token, reason, renewal: LastRenewal::Confirmed, release: LastRelease::Claimed };
         self.state.lock().phase = Phase::Lost(lost);
-        tracing::warn!(name = %self.name(), token = token.get(), %reason, "lease lost before its release");
+        tracing::warn!(target: "leasehold::lease", name = %self.name(), token = token.get(), %reason, "lease lost before its release");
         self.tell_lost();
     }
 
@@ -613,7 +613,7 @@ impl Lease {
         }
         let (token, renewal) = (kept.token, std::mem::take(&mut kept.renewal));
         let lost = Lost { token, reason, renewal, release };
-        tracing::warn!(name = %self.name(), token = token.get(), %reason, detail = lost.detail(), "lease lost");
+        tracing::warn!(target: "leasehold::lease", name = %self.name(), token = token.get(), %reason, detail = lost.detail(), "lease lost");
         state.phase = Phase::Lost(lost);
         self.tell_lost();
     }
@@ -782,14 +782,14 @@ impl Lease {
         match answer {
             Ok(Renewal::Renewed) => {
                 kept.renewed(sent, now);
-                tracing::debug!(name = %self.name(), token, "lease renewed");
+                tracing::debug!(target: "leasehold::lease", name = %self.name(), token, "lease renewed");
             }
             Ok(Renewal::Lost(reason)) => {
                 kept.end_renewal();
                 self.found_gone(state, reason, now);
             }
             Err(error) => {
-                tracing::debug!(name = %self.name(), token, %error, "renewal not answered");
+                tracing::debug!(target: "leasehold::lease", name = %self.name(), token, %error, "renewal not answered");
                 kept.failed(error, now);
             }
         }

@@ -100,7 +100,7 @@ impl Keeper {
                 let held = now.saturating_duration_since(since);
                 self.tell_released(hold, held, ReleaseOutcome::InBackground);
             }
-            tracing::debug!(name = %hold.name(), token = hold.token.get(), "guard dropped, release queued");
+            tracing::debug!(target: "leasehold::lease", name = %hold.name(), token = hold.token.get(), "guard dropped, release queued");
         }
         self.queue_release(pending);
     }
@@ -117,7 +117,7 @@ impl Keeper {
             .leave(hold, permits, is_renewed, now, observed_since)
             .map_err(|reason| hold.loss_error(reason))?;
         let released = || {
-            tracing::debug!(name = %hold.name(), token = hold.token.get(), "released");
+            tracing::debug!(target: "leasehold::lease", name = %hold.name(), token = hold.token.get(), "released");
             Ok(())
         };
         let Some(pending) = left else { return released() };
@@ -332,7 +332,8 @@ impl Keeper {
         &self,
         pending: &mut PendingRelease,
     ) -> Result<Option<Released>, BackendError> {
-        let key = Arc::clone(&pending.lease.resource.key);
+        let resource = pending.lease.resource.clone();
+        let name = resource.name();
         let (begin, lasts) = (Instant::now(), pending.ttl.max(GIVE_UP_AFTER));
         let give_up = *pending.give_up.get_or_insert(begin + lasts);
         let mut pause = RETRY;
@@ -358,14 +359,14 @@ impl Keeper {
                     pause *= 2;
                 }
                 Ok(released) => {
-                    tracing::debug!(key = &*key, ?released, "released in the background");
+                    tracing::debug!(target: "leasehold::lease", name, ?released, "released in the background");
                     return Ok(Some(released));
                 }
                 // Something else is stored under the key, so nothing of this lease is.
                 Err(BackendError::WrongType { .. }) => return Ok(None),
                 Err(error) if pending.known == Known::Declined && error.is_refusal() => return Ok(None),
                 Err(error) if may_succeed(&error) && Instant::now() < give_up => {
-                    tracing::debug!(key = &*key, %error, "release not confirmed, sending it again");
+                    tracing::debug!(target: "leasehold::lease", name, %error, "release not confirmed, sending it again");
                     if begin.elapsed() >= ATTEMPT && self.releases.is_any_waiting() {
                         return Err(error);
                     }
@@ -383,8 +384,8 @@ impl Keeper {
     }
 
     fn give_up_release(&self, pending: &PendingRelease, error: &BackendError) {
-        let key = &*pending.lease.resource.key;
-        tracing::warn!(key, %error, "release given up; the lease ends when it expires");
+        let name = pending.lease.resource.name();
+        tracing::warn!(target: "leasehold::lease", name, %error, "release given up; the lease ends when it expires");
         // `shutdown` closes the backend, and has already reported what was not confirmed by then.
         if !matches!(error, BackendError::Closed) {
             self.given_up.fetch_add(1, Ordering::Relaxed);

@@ -139,6 +139,7 @@ impl Keeper {
             }
             if is_any_unsent {
                 tracing::info!(
+                    target: "leasehold::client",
                     "a release was not sent for a second; its client moves to a thread of its own"
                 );
                 home.move_away();
@@ -269,7 +270,7 @@ impl Keeper {
         match event {
             Event::Granted { lease, ticket, grant } => {
                 let Some(known) = self.lease(lease.id) else {
-                    tracing::debug!(lease = ?lease.id, key = &*lease.resource.key, "orphaned grant, releasing it");
+                    tracing::debug!(target: "leasehold::lease", lease = ?lease.id, name = lease.resource.name(), "orphaned grant, releasing it");
                     return self.queue_release(PendingRelease::orphan(lease));
                 };
                 let now = Instant::now();

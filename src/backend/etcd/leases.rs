@@ -85,7 +85,7 @@ impl Leases {
         let granted = connection.grant(ttl).await?;
         if granted.ttl > i64::from(ttl) && self.has_warned_ttl.set(()).is_ok() {
             tracing::warn!(
-                requested = ttl,
+                target: "leasehold::store", requested = ttl,
                 granted = granted.ttl,
                 "etcd grants longer leases because of its election timeout: a client that dies blocks others for that many seconds"
             );

@@ -116,7 +116,7 @@ fn uses_tls(mode: Option<Value<'_>>) -> Result<bool, Error> {
     match &*mode.to_ascii_lowercase().replace('-', "_") {
         "disabled" | "disable" => Ok(false),
         "preferred" | "prefer" => {
-            tracing::warn!("`ssl-mode={mode}` does not enable TLS here; `ssl-mode=required` does");
+            tracing::warn!(target: "leasehold::store", "`ssl-mode={mode}` does not enable TLS here; `ssl-mode=required` does");
             Ok(false)
         }
         "required" | "require" | "verify_ca" | "verify_identity" => Ok(true),

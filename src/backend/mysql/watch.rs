@@ -249,7 +249,7 @@ impl Watch {
     pub(super) fn give_up_locks(&self, why: &Failure) {
         let is_known = self.state.lock().no_locks_until.replace(Instant::now() + AFTER_REFUSAL).is_some();
         if !is_known {
-            tracing::warn!(%why, "named locks cannot be used; waiting clients poll");
+            tracing::warn!(target: "leasehold::store", %why, "named locks cannot be used; waiting clients poll");
         }
         self.do_without_locks();
         self.changed.notify_one();

@@ -63,7 +63,7 @@ pub(super) fn parse(url: &str) -> Result<PostgresBuilder, Error> {
     let (place, query) = url.split_once('?').unwrap_or((url, ""));
     let options = Options::of(query, OPTIONS)?;
     if let Some(Value { text: mode @ ("allow" | "prefer"), .. }) = options.value_of("sslmode") {
-        tracing::warn!("`sslmode={mode}` does not enable TLS here; `sslmode=require` does");
+        tracing::warn!(target: "leasehold::store", "`sslmode={mode}` does not enable TLS here; `sslmode=require` does");
     }
     let passed_on = options.passed_on().map(|Value { option, text }| {
         let text = match (option, text) {

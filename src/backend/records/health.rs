@@ -88,7 +88,7 @@ impl Health {
             links.changes = Link::Up;
         }
         if let (Some(since), None) = (before, links.down()) {
-            tracing::info!(store = %self.address, down_for = ?since.elapsed(), "the store is connected again");
+            tracing::info!(target: "leasehold::store", store = %self.address, down_for = ?since.elapsed(), "the store is connected again");
         }
         self.publish(&links);
     }
@@ -101,7 +101,7 @@ impl Health {
             return;
         }
         if links.down().is_none() {
-            tracing::warn!(store = %self.address, %purpose, reason, "the store is disconnected");
+            tracing::warn!(target: "leasehold::store", store = %self.address, %purpose, reason, "the store is disconnected");
         }
         let link = links.of(purpose);
         let since = match link {

@@ -27,8 +27,8 @@ pub(super) async fn accept(connections: &[Arc<Connection>], expected: &Expected)
     let store = &expected.store;
     for finding in others {
         match finding.severity {
-            Severity::Info => tracing::info!(%store, "{finding}"),
-            _ => tracing::warn!(%store, "{finding}"),
+            Severity::Info => tracing::info!(target: "leasehold::store", %store, "{finding}"),
+            _ => tracing::warn!(target: "leasehold::store", %store, "{finding}"),
         }
     }
     Ok(())

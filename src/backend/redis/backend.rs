@@ -296,7 +296,7 @@ impl RedisBackend {
         spawn(async move {
             let release = || release(&transport, &lease, 0, gap);
             if let Err(error) = until_answered(time_limit, BackendError::is_transient, release).await {
-                tracing::warn!(key = &*lease.resource.key, %error, "a lease could not be released; it ends when it expires");
+                tracing::warn!(target: "leasehold::store", name = lease.resource.name(), %error, "a lease could not be released; it ends when it expires");
             }
         });
     }

@@ -274,14 +274,16 @@ impl RedisBackend {
         drivers.extend(std::mem::take(&mut *self.drivers.lock()));
         drivers.extend(self.renewing.take_drivers());
         let Ok(all) = timeout(self.connect_timeout, join_all(drivers)).await else {
-            tracing::warn!("the connections were not closed in time");
+            tracing::warn!(target: "leasehold::store", "the connections were not closed in time");
             return;
         };
         for ended in all {
             match ended {
                 // It ended with its runtime.
                 Err(error) if error.is_cancelled() => {}
-                Err(error) => tracing::warn!(%error, "a connection was not closed cleanly"),
+                Err(error) => {
+                    tracing::warn!(target: "leasehold::store", %error, "a connection was not closed cleanly")
+                }
                 Ok(()) => {}
             }
         }

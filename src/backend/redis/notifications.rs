@@ -121,7 +121,7 @@ impl Notifications {
                 Ok("probe") => None,
                 Ok(text) => self.read(text),
                 Err(_) => {
-                    tracing::warn!("received a message that is not text");
+                    tracing::warn!(target: "leasehold::store", "received a message that is not text");
                     None
                 }
             },
@@ -186,7 +186,9 @@ impl Notifications {
                 }
             }
             Some(_) => {}
-            None => tracing::warn!(message, "received a message that is not for this client"),
+            None => {
+                tracing::warn!(target: "leasehold::store", message, "received a message that is not for this client")
+            }
         }
         event
     }

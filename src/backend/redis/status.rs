@@ -93,11 +93,11 @@ impl Statuses {
                 connections.unreachable_since = Some(since);
                 let node = state.nodes.iter().find(|node| node.status == status);
                 let reason = node.and_then(|node| node.reason.as_deref());
-                tracing::warn!(%store, reason, "the store is {}", kind(status));
+                tracing::warn!(target: "leasehold::store", %store, reason, "the store is {}", kind(status));
             }
             (Status::Connected, Some(since)) => {
                 connections.unreachable_since = None;
-                tracing::info!(%store, down_for = ?since.elapsed(), "the store is connected again");
+                tracing::info!(target: "leasehold::store", %store, down_for = ?since.elapsed(), "the store is connected again");
             }
             _ => {}
         }

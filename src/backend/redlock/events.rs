@@ -42,7 +42,7 @@ impl Quorum {
         match background::handle() {
             Ok(own) => self.nodes.iter().for_each(|handle| handle.connect(&own, self.closing.token())),
             Err(error) => {
-                tracing::warn!(%error, "the nodes of a Redlock are not connected: the crate's own thread could not be started")
+                tracing::warn!(target: "leasehold::store", %error, "the nodes of a Redlock are not connected: the crate's own thread could not be started")
             }
         }
     }

@@ -144,7 +144,9 @@ impl Quorum {
     pub(super) fn spawn(&self, task: impl Future<Output = ()> + Send + 'static) {
         match Handle::try_current().or_else(|_| background::handle()) {
             Ok(runtime) => drop(self.tasks.spawn_on(task.boxed(), &runtime)),
-            Err(error) => tracing::warn!(%error, "no runtime: leases that were given up expire on their own"),
+            Err(error) => {
+                tracing::warn!(target: "leasehold::store", %error, "no runtime: leases that were given up expire on their own")
+            }
         }
     }
 

@@ -47,7 +47,7 @@ pub(super) fn missing() -> Failure {
 /// Traces what limits what the store promises.
 pub(super) fn trace_risks(store: &str, findings: &[Finding]) {
     for finding in findings.iter().filter(|finding| finding.severity >= Severity::Warning) {
-        tracing::warn!(store, "{finding}");
+        tracing::warn!(target: "leasehold::store", store, "{finding}");
     }
 }
 

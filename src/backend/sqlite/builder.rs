@@ -135,7 +135,7 @@ impl SqliteBuilder {
         let store = backend.0.store();
         store.ping().await.map_err(|error| backend.0.connect_error(error))?;
         for finding in file::findings(&store.settings.path) {
-            tracing::warn!(store = %backend.capabilities().store, "{finding}");
+            tracing::warn!(target: "leasehold::store", store = %backend.capabilities().store, "{finding}");
         }
         Ok(backend)
     }

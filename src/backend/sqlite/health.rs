@@ -46,7 +46,7 @@ impl Health {
         }
         // The first time, it has not been unreachable.
         if let Some((since, _)) = self.away() {
-            tracing::info!(store = %self.address, down_for = ?since.elapsed(), "the store is connected again");
+            tracing::info!(target: "leasehold::store", store = %self.address, down_for = ?since.elapsed(), "the store is connected again");
         }
         self.set(NodeState::new(self.address.as_str(), Status::Connected));
     }
@@ -56,7 +56,7 @@ impl Health {
         let away = self.away();
         self.is_connected.store(false, Ordering::Release);
         if away.is_none() {
-            tracing::warn!(store = %self.address, reason, "the store is disconnected");
+            tracing::warn!(target: "leasehold::store", store = %self.address, reason, "the store is disconnected");
         }
         let since = away.map_or_else(Instant::now, |(since, _)| since);
         self.set(NodeState::new(self.address.as_str(), Status::Disconnected { since }).because(Some(reason)));

@@ -179,7 +179,7 @@ impl Worker {
                 return Ok(());
             }
             let path = self.settings.path.display();
-            tracing::warn!(%path, "the file was deleted or replaced: what was held in it is forgotten");
+            tracing::warn!(target: "leasehold::store", %path, "the file was deleted or replaced: what was held in it is forgotten");
             self.database = None;
             is_again = true;
         }
