@@ -76,8 +76,11 @@
 // The labels on docs.rs name the features that users choose.
 #![cfg_attr(docsrs, doc(auto_cfg(hide(feature = "_records", feature = "_redis"))))]
 #![cfg_attr(test, allow(clippy::unwrap_used))]
-// The feature table links to backends that such a build does not have.
-#![cfg_attr(not(all(feature = "_redis", feature = "sqlite")), allow(rustdoc::broken_intra_doc_links))]
+// The feature table links to backends and modules that such a build does not have.
+#![cfg_attr(
+    not(all(feature = "_redis", feature = "blocking", feature = "sqlite", feature = "tower")),
+    allow(rustdoc::broken_intra_doc_links)
+)]
 
 pub mod backend;
 mod background;

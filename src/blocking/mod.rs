@@ -114,8 +114,25 @@ same!((), bool, u32, std::time::Duration, Inspection, Vec<Finding>);
 #[cfg(test)]
 mod tests {
     use std::collections::BTreeSet;
+    use std::fmt::Debug;
     use std::fs;
     use std::path::Path;
+
+    use super::*;
+
+    #[test]
+    fn everything_can_be_moved_to_other_threads_and_shared_by_them() {
+        fn handle<T: Clone + Debug + Send + Sync + Unpin + 'static>() {}
+        fn held<T: Debug + Send + Sync + Unpin + 'static>() {}
+
+        handle::<Client>();
+        handle::<DistMutex>();
+        handle::<ReentrantLock>();
+        handle::<CountingSemaphore>();
+        handle::<FairSemaphore>();
+        held::<Guard>();
+        held::<Ended>();
+    }
 
     /// What this interface has no method of the same name for.
     const OTHERWISE: [&str; 4] = [

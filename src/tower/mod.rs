@@ -34,7 +34,7 @@
 //!
 //! # Errors
 //!
-//! The error of the services is [`BoxError`](crate::BoxError), as that of tower's own. It is either that of the inner service,
+//! The error of the services is [`BoxError`], as that of tower's own. It is either that of the inner service,
 //! unchanged, or a [`Rejected`], which says what to answer. [`status`] finds it:
 //!
 //! ```
@@ -50,7 +50,7 @@
 //! # Cancel safety
 //!
 //! A request whose future is dropped leaves nothing behind: it gives up its place in the queue, or releases what it
-//! holds in the background, as the future of [`lock`](crate::DistMutex::lock) and a dropped [`Guard`](crate::Guard) do.
+//! holds in the background, as the future of [`lock`](crate::DistMutex::lock) and a dropped [`Guard`] do.
 
 mod lock;
 mod permit;
