@@ -261,9 +261,17 @@ impl LedgerStore for MemoryStore {
         self.pass().await
     }
 
+    fn keys<'a>(&'a self, prefix: &'a str) -> BoxStream<'a, Result<Vec<Arc<str>>, BackendError>> {
+        let keys = move || {
+            let records = self.shared.records.lock();
+            records.ledgers.keys().filter(|key| key.starts_with(prefix)).cloned().collect()
+        };
+        stream::once(async move { self.pass().await.map(|()| keys()) }).boxed()
+    }
+
     fn capabilities(&self) -> Capabilities {
         // It uses the clock of the caller's runtime, which a test may pause.
-        Capabilities { own_thread: false, ..Capabilities::new(ADDRESS) }
+        Capabilities { own_thread: false, lists: true, ..Capabilities::new(ADDRESS) }
     }
 }
 
