@@ -98,6 +98,7 @@ mod reentrant;
 mod runtime;
 mod rw_lock;
 mod semaphore;
+mod ticket;
 
 pub use backend::memory::MemoryBackend;
 pub use backend::state::{Finding, NodeState, Severity, Status, StoreState};
@@ -116,6 +117,7 @@ pub use options::{MutexOptions, OnOtherLimit, SemaphoreOptions};
 pub use reentrant::ReentrantLock;
 pub use rw_lock::{RwLock, WriteGuard};
 pub use semaphore::CountingSemaphore;
+pub use ticket::LeaseTicket;
 
 /// The store on one Redis or Valkey server, a primary that Sentinel names, or a cluster.
 #[cfg(feature = "_redis")]
@@ -195,6 +197,7 @@ mod tests {
         held::<Lost>();
         held::<Ended>();
         held::<Fence>();
+        handle::<LeaseTicket>();
         value::<FencingToken>();
         value::<LeaseEnd>();
         value::<LossReason>();

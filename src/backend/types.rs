@@ -607,6 +607,9 @@ pub struct Capabilities {
     /// whether releases may be sent from it.
     /// Turn this off for a store that must be used from the caller's runtime, or that uses its clock.
     pub own_thread: bool,
+    /// Whether another client can renew and release a lease, and it outlives the client that has requested it:
+    /// [`Guard::into_ticket`](crate::Guard::into_ticket).
+    pub resumable: bool,
 }
 
 /// How a waiting client learns that its lease is granted.
@@ -638,6 +641,7 @@ impl Capabilities {
             tokens_survive_data_loss: true,
             constant_work: true,
             own_thread: true,
+            resumable: true,
         }
     }
 }

@@ -267,6 +267,9 @@ impl Keeper {
         match event {
             Event::Granted { lease, ticket, grant } => {
                 let Some(known) = self.lease(lease.id) else {
+                    if self.given.lock().contains_key(&lease.id) {
+                        return;
+                    }
                     tracing::debug!(lease = ?lease.id, key = &*lease.resource.key, "orphaned grant, releasing it");
                     return self.queue_release(PendingRelease::orphan(lease));
                 };

@@ -139,6 +139,8 @@ impl ZookeeperStore {
         let mut capabilities = Capabilities::new(settings.address.clone());
         // The names of all places are read.
         capabilities.constant_work = false;
+        // A hold that is an ephemeral node ends with the session of the client that has made it.
+        capabilities.resumable = false;
         let shared = Shared {
             settings,
             health,
