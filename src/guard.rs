@@ -15,7 +15,7 @@ use tokio_util::sync::WaitForCancellationFutureOwned;
 
 use crate::error::{Error, LossReason};
 use crate::fence::FencingToken;
-use crate::lease::{Engine, Hold};
+use crate::lease::{Engine, HandedOver, Hold};
 
 /// A held lock or permit. It is renewed in the background for as long as this guard is alive.
 ///
@@ -134,6 +134,13 @@ impl Guard {
     pub fn remaining(&self) -> Duration {
         let now = Instant::now();
         if self.engine.was_elsewhere(now) { Duration::ZERO } else { self.hold.remaining(now) }
+    }
+
+    /// Takes what this guard holds away from this client, without a release.
+    pub(crate) fn hand_over(&mut self) -> Result<HandedOver, Error> {
+        let handed = self.engine.hand_over(&self.hold, self.permits)?;
+        self.permits = 0;
+        Ok(handed)
     }
 
     /// The error for the loss of this lease for this reason.

@@ -122,6 +122,7 @@ mod rw_lock;
 mod semaphore;
 #[cfg(feature = "tower")]
 pub mod tower;
+mod ticket;
 
 pub use backend::memory::MemoryBackend;
 pub use backend::state::{Finding, NodeState, Severity, Status, StoreState};
@@ -148,6 +149,7 @@ pub use options::{MutexOptions, OnOtherLimit, SemaphoreOptions};
 pub use reentrant::ReentrantLock;
 pub use rw_lock::{RwLock, WriteGuard};
 pub use semaphore::CountingSemaphore;
+pub use ticket::LeaseTicket;
 
 /// The store on one Redis or Valkey server, a primary that Sentinel names, or a cluster.
 #[cfg(feature = "_redis")]
@@ -241,6 +243,7 @@ mod tests {
         held::<Lost>();
         held::<Ended>();
         held::<Fence>();
+        handle::<LeaseTicket>();
         value::<FencingToken>();
         value::<Leader>();
         value::<LeaseEnd>();

@@ -31,7 +31,10 @@ use std::time::Duration;
 
 use etcd::EtcdServer;
 use file::SqliteFile;
-use leasehold::{Client, Error, Fence, FencingToken, Guard, LossReason, MutexOptions, RwLock, WriteGuard};
+use leasehold::{
+    Client, Error, Fence, FencingToken, Guard, LeaseEnd, LeaseTicket, LossReason, MutexOptions, RwLock,
+    WriteGuard,
+};
 use mysql::MysqlServer;
 use parking_lot::Mutex;
 use postgres::PostgresServer;
@@ -70,6 +73,11 @@ impl Store {
         !self.url.starts_with("memory:")
     }
 
+    /// Whether a hold can be handed over to another process.
+    fn has_tickets(&self) -> bool {
+        !self.url.starts_with("zookeeper:")
+    }
+
     /// A process that does what `task` says.
     fn worker(&self, task: &str) -> Worker {
         Worker::start("worker", &format!("{task} {} {}", self.brief.as_millis(), self.url))
@@ -97,7 +105,11 @@ async fn worker() {
             say(&format!("held {}", guards.token(KILLED[0]).expect("one of them")));
             pending::<()>().await;
         }
-        _ => panic!("what is {task}?"),
+        ticket => {
+            let guard = client.resume(&ticket.parse().expect("a ticket")).await.expect("in time");
+            say(&format!("held {}", guard.token()));
+            pending::<()>().await;
+        }
     }
 }
 
@@ -142,6 +154,11 @@ promises! {
     one_that_is_lost_while_others_are_awaited_is_locked_again,
     one_that_wants_many_is_not_starved_by_those_that_want_one,
     a_holder_of_several_that_is_killed_blocks_others_for_a_ttl,
+    a_ticket_is_resumed_by_another_client,
+    a_ticket_is_passed_on_to_nobody,
+    permits_owners_and_readers_are_handed_over_as_they_are,
+    a_ticket_that_is_not_resumed_in_time_is_worth_nothing,
+    a_ticket_is_resumed_by_another_process,
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -637,7 +654,174 @@ async fn a_holder_of_several_that_is_killed_blocks_others_for_a_ttl(store: Store
     until_all_free(&client, &KILLED.map(str::to_owned)).await;
 }
 
+// Tickets
+
+fn brief_mutex(client: &Client, store: &Store, name: &str) -> leasehold::DistMutex {
+    client.mutex_with(name, store.brief()).expect("valid")
+}
+
+async fn a_ticket_is_resumed_by_another_client(store: Store) {
+    let (first, second) = (store.client().await, store.client().await);
+    let guard = brief_mutex(&first, &store, "ticket").lock().await.expect("free");
+    let (token, ended) = (guard.token(), guard.ended());
+    let ticket = guard.into_ticket();
+    if !store.has_tickets() {
+        let refused = ticket.expect_err("the lease ends with its client");
+        assert!(matches!(refused, Error::Unsupported { .. }), "{refused:?}");
+        return until_all_free(&second, &["ticket".to_owned()]).await;
+    }
+    let secret = ticket.expect("held").expose();
+    assert_eq!(within(SOON, ended).await, LeaseEnd::Released);
+    // What is left of the first client releases nothing.
+    first.shutdown().await.expect("nothing is held");
+    drop(first);
+    let ticket: LeaseTicket = secret.parse().expect("its own text");
+    assert_eq!((ticket.name(), ticket.token(), ticket.ttl()), ("ticket", token, store.brief));
+    let guard = second.resume(&ticket).await.expect("in time");
+    assert_eq!((guard.name(), guard.token(), guard.permits()), ("ticket", token, 1));
+    let again = second.resume(&ticket).await.map(drop);
+    assert!(matches!(again, Err(Error::InvalidArgument { .. })), "{again:?}");
+    // For longer than a TTL nobody else gets it.
+    let mutex = brief_mutex(&second, &store, "ticket");
+    let late = mutex.lock_timeout(store.brief * 3 / 2).await;
+    assert!(matches!(late, Err(Error::TimedOut { .. })) && guard.is_held(), "{late:?}");
+    // It can be handed over again, even back to where it came from.
+    let guard = second.resume(&guard.into_ticket().expect("held")).await.expect("in time");
+    guard.release().await.expect("held");
+    let next = within(SOON, mutex.lock()).await.expect("free");
+    assert!(next.token() > token);
+}
+
+async fn a_ticket_is_passed_on_to_nobody(store: Store) {
+    if !store.has_tickets() {
+        return;
+    }
+    let (first, second) = (store.client().await, store.client().await);
+    let mutex = first.mutex("nobody").expect("valid");
+    let guard = mutex.lock().await.expect("free");
+    // Both have joined the queue within the client, in which it would be passed on without asking the store.
+    let mut waiting = [(); 2].map(|()| Box::pin(mutex.lock()));
+    for next in &mut waiting {
+        assert!(futures::poll!(next).is_pending());
+    }
+    let guard = second.resume(&guard.into_ticket().expect("held")).await.expect("in time");
+    let waits = |now: leasehold::Inspection| !now.waiters.is_empty();
+    eventually(SOON, || async { mutex.inspect().await.is_ok_and(waits) }).await;
+    assert!(guard.is_held());
+    for next in &mut waiting {
+        assert!(futures::poll!(next).is_pending());
+    }
+    let token = guard.token();
+    guard.release().await.expect("held");
+    for next in waiting {
+        assert!(within(SOON, next).await.expect("granted").token() > token);
+    }
+    until_all_free(&second, &["nobody".to_owned()]).await;
+}
+
+async fn permits_owners_and_readers_are_handed_over_as_they_are(store: Store) {
+    if !store.has_tickets() {
+        return;
+    }
+    let (first, second) = (store.client().await, store.client().await);
+    let semaphore = async |client: &Client| client.counting_semaphore("permits", 5).expect("valid");
+    let mut three = semaphore(&first).await.acquire_many(3).await.expect("free");
+    let one = three.split(1).expect("three are more");
+    let shared = three.into_ticket();
+    assert!(matches!(shared, Err(Error::InvalidArgument { .. })), "{shared:?}");
+    eventually(SOON, || async { semaphore(&second).await.available().await.is_ok_and(|n| n == 4) }).await;
+    drop(one);
+    let two = semaphore(&first).await.acquire_many(2).await.expect("free");
+    let mut two = second.resume(&two.into_ticket().expect("held")).await.expect("in time");
+    assert_eq!(two.permits(), 2);
+    two.split(1).expect("two are more").release().await.expect("held");
+    eventually(SOON, || async { semaphore(&first).await.available().await.is_ok_and(|n| n == 4) }).await;
+    two.release().await.expect("held");
+
+    let outer = first.reentrant_lock("owned", "order").expect("valid").lock().await.expect("free");
+    let outer = second.resume(&outer.into_ticket().expect("held")).await.expect("in time");
+    let inner = second.reentrant_lock("owned", "order").expect("valid").lock().await.expect("its owner");
+    assert_eq!(inner.token(), outer.token());
+    let shared = inner.into_ticket();
+    assert!(matches!(shared, Err(Error::InvalidArgument { .. })), "{shared:?}");
+    outer.release().await.expect("held");
+
+    let lock = first.rw_lock("handed").expect("valid");
+    let reading = lock.read().await.expect("free");
+    let reading = second.resume(&reading.into_ticket().expect("held")).await.expect("in time");
+    assert!(lock.try_write().await.expect("answered").is_none());
+    drop(lock.try_read().await.expect("answered").expect("one reads"));
+    reading.release().await.expect("held");
+    until_free(&lock).await;
+}
+
+async fn a_ticket_that_is_not_resumed_in_time_is_worth_nothing(store: Store) {
+    if !store.has_tickets() {
+        return;
+    }
+    let (first, second) = (store.client().await, store.client().await);
+    let mutex = brief_mutex(&first, &store, "late");
+    let ticket = mutex.lock().await.expect("free").into_ticket().expect("held");
+    // The next one is let in when the lease has ended.
+    let next = within(store.brief + SOON, mutex.lock()).await.expect("granted");
+    assert!(next.token() > ticket.token());
+    let late = second.resume(&ticket).await.map(drop);
+    assert!(matches!(&late, Err(Error::Lost { token, .. }) if *token == ticket.token()), "{late:?}");
+    assert!(next.is_held());
+    next.release().await.expect("held");
+    let lost = mutex.lock().await.expect("free");
+    assert!(mutex.force_release().await.expect("answered"));
+    within(SOON, lost.lost()).await;
+    assert!(matches!(lost.into_ticket(), Err(Error::Lost { .. })));
+}
+
+async fn a_ticket_is_resumed_by_another_process(store: Store) {
+    if !store.is_shared() || !store.has_tickets() {
+        return;
+    }
+    let client = store.client().await;
+    let mutex = client.mutex_with("process", MutexOptions::new().ttl(SECOND * 5)).expect("valid");
+    let guard = mutex.lock().await.expect("free");
+    let token = guard.token();
+    let mut other = store.worker(&guard.into_ticket().expect("held").expose());
+    assert_eq!(other.held().await, token);
+    let late = mutex.lock_timeout(SECOND * 6).await;
+    assert!(matches!(late, Err(Error::TimedOut { .. })), "{late:?}");
+    other.kill();
+    assert!(within(SECOND * 5 + SOON, mutex.lock()).await.expect("granted").token() > token);
+}
+
 // Of no store in particular
+
+#[tokio::test]
+async fn the_text_of_a_ticket_is_a_secret_and_nothing_else_is_a_ticket() {
+    let client = Client::memory();
+    let options = MutexOptions::new().prefix("p\u{e9}.:").max_hold(SECOND);
+    let mutex = client.mutex_with("a b\n.\u{fc}", options).expect("valid");
+    let ticket = mutex.lock().await.expect("free").into_ticket().expect("held");
+    let secret = ticket.expose();
+    assert!(secret.bytes().all(|byte| byte.is_ascii_graphic()), "{secret}");
+    let read: LeaseTicket = format!(" {secret}\n").parse().expect("its text");
+    assert_eq!((read.name(), &read), ("a b\n.\u{fc}", &ticket));
+    let id = mutex.inspect().await.expect("answered").holder().expect("it is held").id.clone();
+    let client_part = id.split('.').next().expect("a client").to_owned();
+    assert!(secret.contains(&id));
+    let fields: Vec<_> = secret.split('.').collect();
+    let mut wrong: Vec<_> = (0..fields.len()).map(|n| fields[..n].join(".")).collect();
+    for n in 0..fields.len() {
+        let mut changed = fields.clone();
+        changed[n] = "-";
+        wrong.push(changed.join("."));
+    }
+    wrong.push(format!("{secret}.1"));
+    for text in wrong {
+        let error = text.parse::<LeaseTicket>().expect_err("it is none").to_string();
+        assert!(!error.contains(&client_part), "{error}");
+    }
+    for shown in [format!("{ticket:?}"), format!("{ticket}")] {
+        assert!(!shown.contains(&client_part[9..]), "{shown}");
+    }
+}
 
 #[test]
 fn several_locks_must_have_names() {

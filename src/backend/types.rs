@@ -620,6 +620,9 @@ pub struct Capabilities {
     pub labels: bool,
     /// Whether [`list`](super::Backend::list) is supported.
     pub lists: bool,
+    /// Whether another client can renew and release a lease, and it outlives the client that has requested it:
+    /// [`Guard::into_ticket`](crate::Guard::into_ticket).
+    pub resumable: bool,
 }
 
 /// How a waiting client learns that its lease is granted.
@@ -653,6 +656,7 @@ impl Capabilities {
             own_thread: true,
             labels: false,
             lists: false,
+            resumable: true,
         }
     }
 }

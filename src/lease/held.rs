@@ -130,6 +130,11 @@ impl Held {
         self.kept.token
     }
 
+    /// Whether a single guard has it.
+    pub(super) const fn is_alone(&self) -> bool {
+        matches!(self.hand, Hand::Taken { guards: 1, .. })
+    }
+
     /// Adds a guard, with a part of the permits. `false` if there is none.
     pub(super) const fn enter(&mut self) -> bool {
         if let Hand::Taken { guards, .. } = &mut self.hand {

@@ -48,8 +48,10 @@ pub(crate) struct Keeper {
     label: Option<Arc<str>>,
     /// An id that no lease has, for that of the client in it.
     id: LeaseId,
-    /// Every lease from before it is requested until its release is confirmed, by the number in its id.
-    pub(super) leases: Mutex<HashMap<u64, Arc<Lease>>>,
+    /// Every lease from before it is requested until its release is confirmed.
+    pub(super) leases: Mutex<HashMap<LeaseId, Arc<Lease>>>,
+    /// The leases that were handed over to other processes, and until when they are remembered.
+    pub(super) given: Mutex<HashMap<LeaseId, Instant>>,
     pub(super) schedule: Schedule,
     pub(super) releases: ReleaseQueue,
     pub(super) queues: Queues<oneshot::Sender<Message>>,
@@ -91,6 +93,7 @@ impl Keeper {
             label,
             id,
             leases: Mutex::default(),
+            given: Mutex::default(),
             schedule: Schedule::default(),
             releases: ReleaseQueue::default(),
             queues: Queues::default(),
@@ -197,16 +200,13 @@ impl Keeper {
         if self.draining.is_closed() {
             return None;
         }
-        leases.insert(lease.id().sequence(), Arc::clone(&lease));
+        leases.insert(lease.id(), Arc::clone(&lease));
         Some(lease)
     }
 
     /// Removes a lease whose release is confirmed or given up, if it is not forgotten yet.
     pub(super) fn forget(&self, id: LeaseId) -> Option<Arc<Lease>> {
-        let mut leases = self.leases.lock();
-        let is_known = leases.get(&id.sequence()).is_some_and(|lease| lease.id() == id);
-        let forgotten = if is_known { leases.remove(&id.sequence()) } else { None };
-        drop(leases);
+        let forgotten = self.leases.lock().remove(&id);
         if self.draining.is_closed() {
             self.releases.recheck();
         }
@@ -228,7 +228,7 @@ impl Keeper {
 
     /// The lease of that id, if it is not forgotten yet.
     pub(super) fn lease(&self, id: LeaseId) -> Option<Arc<Lease>> {
-        self.leases.lock().get(&id.sequence()).filter(|lease| lease.id() == id).cloned()
+        self.leases.lock().get(&id).cloned()
     }
 
     fn known(&self, leases: &[LeaseId]) -> Vec<Arc<Lease>> {
@@ -508,7 +508,7 @@ impl Keeper {
     }
 
     /// From now on the owner of this lease, if it has one, does not re-enter through it.
-    fn forget_owner(&self, lease: &Lease) {
+    pub(super) fn forget_owner(&self, lease: &Lease) {
         if lease.owner().is_some() {
             self.owners.forget(lease);
         }
@@ -520,7 +520,7 @@ impl Keeper {
         self.queue(group, |queue| self.replacements_for(lease, queue))
     }
 
-    fn replacements_for(&self, lease: &Lease, queue: &mut Waiters) -> Vec<Arc<Lease>> {
+    pub(super) fn replacements_for(&self, lease: &Lease, queue: &mut Waiters) -> Vec<Arc<Lease>> {
         queue.end(lease.id());
         self.wanted(queue, lease)
     }

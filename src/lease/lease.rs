@@ -49,6 +49,8 @@ pub(crate) struct Lease {
 struct State {
     phase: Phase,
     known: Known,
+    /// Whether another process has it by now, so that nothing of it is released here.
+    is_given: bool,
     /// The limit of a semaphore, as last reported to this lease by the store.
     limit: Option<Limit>,
     /// Cancelled when the hold of that token has been released.
@@ -99,6 +101,14 @@ pub(super) enum PushOutcome {
     Known,
 }
 
+/// Why a lease cannot be given away.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) enum NotGiven {
+    Lost(LossReason),
+    /// Other guards share it.
+    Shared,
+}
+
 /// The lists of the keeper's schedule.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum List {
@@ -137,6 +147,7 @@ impl Lease {
         let state = State {
             phase: Phase::Queued(Queued::new(now, now + terms.ttl / 3)),
             known: Known::Nothing,
+            is_given: false,
             limit: None,
             endings: Vec::new(),
             waiter: None,
@@ -145,6 +156,24 @@ impl Lease {
         };
         let (lost, observers) = Default::default();
         Arc::new(Self { request, terms, group, lost, observers, state: Mutex::new(state) })
+    }
+
+    /// A lease that another client has acquired: it was renewed by a request sent at `sent`.
+    pub(super) fn handed_over(
+        request: Request,
+        terms: Arc<Settings>,
+        token: FencingToken,
+        sent: Instant,
+        now: Instant,
+    ) -> Arc<Self> {
+        let lease = Self::new(request, terms, None);
+        let deadline = Deadline::new(Arc::clone(&lease.terms), sent, now);
+        let kept = Kept { token, deadline, renewal: LastRenewal::Confirmed };
+        let mut state = lease.state.lock();
+        state.phase = Phase::Held(Held::granted(kept, now));
+        state.known = Known::Possible;
+        drop(state);
+        lease
     }
 
     pub(crate) const fn id(&self) -> LeaseId {
@@ -518,6 +547,22 @@ impl Lease {
         Some(state.take_known())
     }
 
+    /// Ends the lease in this client without a release, if a single guard holds it.
+    pub(super) fn give_away(&self, token: FencingToken, now: Instant) -> Result<(), NotGiven> {
+        let mut state = self.state.lock();
+        if let Some(reason) = self.loss_locked(&mut state, token, now) {
+            return Err(NotGiven::Lost(reason));
+        }
+        match state.held(token) {
+            Some(held) if held.is_alone() => {}
+            Some(_) => return Err(NotGiven::Shared),
+            None => return Err(NotGiven::Lost(LossReason::Expired)),
+        }
+        state.phase = Phase::Released(Released::Over);
+        state.is_given = true;
+        Ok(())
+    }
+
     /// A released lease is renewed no longer. If it was renewed until now, returns when it ends, and whether a renewal
     /// found it gone before that.
     pub(super) fn stop_renewing(&self) -> Option<(Instant, bool)> {
@@ -650,6 +695,7 @@ impl State {
 
     fn take_known(&mut self) -> Known {
         match self.phase {
+            _ if self.is_given => Known::Nothing,
             Phase::Queued(_) | Phase::Held(_) => self.known,
             Phase::Released(_) | Phase::Lost(_) => std::mem::take(&mut self.known),
         }

@@ -270,6 +270,9 @@ impl Keeper {
         match event {
             Event::Granted { lease, ticket, grant } => {
                 let Some(known) = self.lease(lease.id) else {
+                    if self.given.lock().contains_key(&lease.id) {
+                        return;
+                    }
                     tracing::debug!(target: "leasehold::lease", lease = ?lease.id, name = lease.resource.name(), "orphaned grant, releasing it");
                     return self.queue_release(PendingRelease::orphan(lease));
                 };

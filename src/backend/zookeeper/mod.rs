@@ -142,6 +142,8 @@ impl ZookeeperStore {
         // The names of all places are read.
         capabilities.constant_work = false;
         capabilities.lists = true;
+        // A hold that is an ephemeral node ends with the session of the client that has made it.
+        capabilities.resumable = false;
         let shared = Shared {
             settings,
             health,
