@@ -8,7 +8,9 @@ use futures::future::ready;
 use futures::stream::{Stream, StreamExt, once};
 use tokio::time::timeout;
 
-use crate::backend::{Backend, BackendError, Finding, MemoryBackend, NodeState, Status, StoreState, by_url};
+use crate::backend::{
+    Backend, BackendError, FailFast, Finding, MemoryBackend, NodeState, Status, StoreState, by_url,
+};
 use crate::error::Error;
 use crate::fair_semaphore::FairSemaphore;
 use crate::label;
@@ -225,7 +227,7 @@ impl Client {
     ///
     /// Dropping the future closes whatever was opened.
     pub async fn connect(url: &str) -> Result<Self, Error> {
-        Ok(Self::with_backend(by_url::connect(url).await?))
+        Self::builder(url).connect().await
     }
 
     /// Creates a client of the store that `url` names that connects on first use and keeps retrying, so that a service
@@ -241,7 +243,7 @@ impl Client {
     /// [`Error::InvalidArgument`] and [`Error::Unsupported`], as for [`connect`](Self::connect).
     /// [`Error::StoreUnavailable`] if the crate's own thread cannot be started.
     pub fn connect_lazy(url: &str) -> Result<Self, Error> {
-        Ok(Self::with_backend(by_url::connect_lazy(url)?))
+        Self::builder(url).connect_lazy()
     }
 
     /// A client of the store that `url` names, with options: see [`ClientBuilder`].
@@ -254,7 +256,24 @@ impl Client {
     /// # }
     /// ```
     pub fn builder(url: impl Into<String>) -> ClientBuilder {
-        ClientBuilder { url: url.into(), fail_fast: false, label: None, defaults: Defaults::default() }
+        ClientBuilder::new(Source::Url(url.into()))
+    }
+
+    /// A client of any store that meets the [contract](crate::backend), with options: see [`ClientBuilder`]. The client takes
+    /// over the backend, as with [`with_backend`](Self::with_backend).
+    ///
+    /// ```
+    /// # use std::sync::Arc;
+    /// # use leasehold::{Client, MemoryBackend};
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> Result<(), leasehold::Error> {
+    /// let backend = Arc::new(MemoryBackend::new());
+    /// let client = Client::builder_with_backend(backend).label("importer-2").connect().await?;
+    /// # drop(client);
+    /// # Ok(()) }
+    /// ```
+    pub fn builder_with_backend(backend: Arc<dyn Backend>) -> ClientBuilder {
+        ClientBuilder::new(Source::Backend(backend))
     }
 
     /// Creates a client of a new, empty store in the memory of this process.
@@ -268,8 +287,11 @@ impl Client {
     /// The client takes over the backend: shutting down the client closes the backend, even if other clients use it.
     #[must_use]
     pub fn with_backend(backend: Arc<dyn Backend>) -> Self {
-        let label = Some(label::default_label());
-        Self { engine: Arc::new(Engine::new(backend, label)), defaults: Arc::default() }
+        Self::new(backend, Some(label::default_label()), Defaults::default())
+    }
+
+    fn new(backend: Arc<dyn Backend>, label: Option<Arc<str>>, defaults: Defaults) -> Self {
+        Self { engine: Arc::new(Engine::new(backend, label)), defaults: Arc::new(defaults) }
     }
 
     /// The same client, whose locks have these options unless they are created with others. Existing locks and other clones
@@ -552,10 +574,17 @@ impl Client {
 #[derive(Clone)]
 #[must_use = "a builder does nothing until `connect`"]
 pub struct ClientBuilder {
-    url: String,
+    source: Source,
     fail_fast: bool,
     label: Option<String>,
     defaults: Defaults,
+}
+
+/// Where the store is.
+#[derive(Clone)]
+enum Source {
+    Url(String),
+    Backend(Arc<dyn Backend>),
 }
 
 /// The options of what is created without any.
@@ -566,10 +595,14 @@ struct Defaults {
 }
 
 impl ClientBuilder {
+    fn new(source: Source) -> Self {
+        Self { source, fail_fast: false, label: None, defaults: Defaults::default() }
+    }
+
     /// Whether requests, including those already waiting, fail at once with [`Error::StoreUnavailable`] while the store
     /// is known to be unreachable, which means that its [state](Client::state) is disconnected and has a reason. In a Redis
-    /// cluster, only requests to an unreachable server fail. Releases and renewals are not affected. For a backend that you
-    /// have created yourself, see [`FailFast`](crate::backend::FailFast).
+    /// cluster, only requests to an unreachable server fail. Releases and renewals are not affected. See also
+    /// [`FailFast`](crate::backend::FailFast).
     ///
     /// Default: false. Then `try_lock` tries for 4 s, `lock` for 30 s or four TTLs, whichever is longer, and
     /// `lock_timeout` for as long as `lock` or until its time is up; a restart or a failover in the meantime delays
@@ -590,7 +623,10 @@ impl ClientBuilder {
     /// # #[tokio::main(flavor = "current_thread")]
     /// # async fn main() -> Result<(), leasehold::Error> {
     /// let client = Client::builder("memory:").label("importer-2").connect().await?;
-    /// assert_eq!(client.label(), Some("importer-2"));
+    /// let mutex = client.mutex("machine:42")?;
+    /// let guard = mutex.lock().await?;
+    /// assert_eq!(mutex.inspect().await?.holders[0].label.as_deref(), Some("importer-2"));
+    /// # drop(guard);
     /// # Ok(()) }
     /// ```
     pub fn label(mut self, label: impl Into<String>) -> Self {
@@ -622,12 +658,12 @@ impl ClientBuilder {
     /// Dropping the future closes whatever was opened.
     pub async fn connect(self) -> Result<Client, Error> {
         let label = label::label(self.label.as_deref())?;
-        let backend = if self.fail_fast {
-            by_url::connect_fail_fast(&self.url).await?
-        } else {
-            by_url::connect(&self.url).await?
+        let backend = match self.source {
+            Source::Url(url) if self.fail_fast => by_url::connect_fail_fast(&url, label.as_deref()).await?,
+            Source::Url(url) => by_url::connect(&url, label.as_deref()).await?,
+            Source::Backend(backend) => given(backend, self.fail_fast),
         };
-        Ok(Client { engine: Arc::new(Engine::new(backend, label)), defaults: Arc::new(self.defaults) })
+        Ok(Client::new(backend, label, self.defaults))
     }
 
     /// Creates a client that connects on first use and keeps retrying. Needs no runtime.
@@ -637,13 +673,17 @@ impl ClientBuilder {
     /// As for [`Client::connect_lazy`].
     pub fn connect_lazy(self) -> Result<Client, Error> {
         let label = label::label(self.label.as_deref())?;
-        let backend = if self.fail_fast {
-            by_url::connect_lazy_fail_fast(&self.url)?
-        } else {
-            by_url::connect_lazy(&self.url)?
+        let backend = match self.source {
+            Source::Url(url) if self.fail_fast => by_url::connect_lazy_fail_fast(&url, label.as_deref())?,
+            Source::Url(url) => by_url::connect_lazy(&url, label.as_deref())?,
+            Source::Backend(backend) => given(backend, self.fail_fast),
         };
-        Ok(Client { engine: Arc::new(Engine::new(backend, label)), defaults: Arc::new(self.defaults) })
+        Ok(Client::new(backend, label, self.defaults))
     }
+}
+
+fn given(backend: Arc<dyn Backend>, fail_fast: bool) -> Arc<dyn Backend> {
+    if fail_fast { Arc::new(FailFast::new(backend)) } else { backend }
 }
 
 impl fmt::Debug for ClientBuilder {

@@ -5,6 +5,7 @@ use std::ops::Deref;
 use std::sync::Arc;
 use std::time::Duration;
 
+use crate::contention::Contention;
 use crate::fence::FencingToken;
 
 /// All errors of this crate.
@@ -35,6 +36,10 @@ pub enum Error {
         /// Whether the lock's key has no expiry: another client has left it behind, or holds it until the key is
         /// deleted.
         holder_never_expires: bool,
+        /// Who held it and how many waited, half a second before the time was up, or less. `None` if the store was not
+        /// asked, or did not answer in time: a call does not wait for longer because of this, and a client does not ask
+        /// for more than a few of its calls at once.
+        contention: Option<Box<Contention>>,
     },
 
     /// The lease ended before its guard was released: another client may hold the resource by now. Stop, and do not
@@ -134,9 +139,13 @@ impl fmt::Display for Error {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::InvalidArgument { argument, reason } => write!(f, "invalid {argument}: {reason}"),
-            Self::TimedOut { name, waited, holder_never_expires } => {
-                let why = if *holder_never_expires { NEVER_EXPIRES } else { "" };
-                write!(f, "timed out after {waited:?} waiting for `{name}`{why}")
+            Self::TimedOut { name, waited, holder_never_expires, contention } => {
+                write!(f, "timed out after {waited:?} waiting for `{name}`")?;
+                match contention {
+                    _ if *holder_never_expires => f.write_str(NEVER_EXPIRES),
+                    Some(contention) => write!(f, ", {contention}"),
+                    None => Ok(()),
+                }
             }
             Self::Lost { name, token, reason, detail } => {
                 write!(f, "the lease on `{name}` (token {token}) was lost: {reason}{}", said(detail))
@@ -348,6 +357,11 @@ impl BackendError {
     /// A semaphore cannot be released by force.
     pub(crate) fn many_holders() -> Self {
         Self::Unsupported { reason: "releasing a semaphore by force: it has many holders".to_owned() }
+    }
+
+    /// The store has no index of its keys, or none that is used.
+    pub(crate) fn no_list() -> Self {
+        Self::Unsupported { reason: "listing what is held: this store has no list of its keys".to_owned() }
     }
 
     /// Whether sending the same request again may help.

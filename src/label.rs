@@ -112,6 +112,8 @@ macro_rules! with_note {
         /// # async fn main() -> Result<(), leasehold::Error> {
         /// let mutex = leasehold::Client::memory().mutex("machine:42")?;
         /// let guard = mutex.with_note("nightly report, run 17").lock().await?;
+        /// let holders = mutex.inspect().await?.holders;
+        /// assert_eq!(holders[0].note.as_deref(), Some("nightly report, run 17"));
         /// # drop(guard);
         /// # Ok(()) }
         /// ```

@@ -62,6 +62,18 @@ macro_rules! contract {
     };
 }
 
+/// So that points 15 and 16 are checked.
+macro_rules! claims {
+    ($store:path) => {
+        #[tokio::test]
+        async fn it_records_labels_and_lists_what_it_has() {
+            let Some(store) = $store("the claims").await else { return };
+            let capabilities = Harness::client(&store).await.capabilities().clone();
+            assert!(capabilities.labels && capabilities.lists, "{capabilities:?}");
+        }
+    };
+}
+
 struct Memory(MemoryBackend);
 
 async fn memory(_point: &str) -> Option<Memory> {
@@ -120,6 +132,7 @@ macro_rules! of_transactions {
 mod on_memory {
     use super::*;
     contract!(memory);
+    claims!(memory);
 }
 
 #[cfg(feature = "sqlite")]
@@ -140,6 +153,7 @@ mod on_sqlite {
     }
 
     contract!(sqlite);
+    claims!(sqlite);
 }
 
 #[cfg(feature = "mysql")]
@@ -162,6 +176,7 @@ mod on_mysql {
     }
 
     contract!(mysql);
+    claims!(mysql);
 }
 
 #[cfg(feature = "postgres")]
@@ -184,6 +199,7 @@ mod on_postgres {
     }
 
     contract!(postgres);
+    claims!(postgres);
 }
 
 #[cfg(feature = "etcd")]
@@ -213,6 +229,7 @@ mod on_etcd {
     }
 
     contract!(etcd);
+    claims!(etcd);
 }
 
 #[cfg(feature = "zookeeper")]
@@ -233,6 +250,7 @@ mod on_zookeeper {
     }
 
     contract!(zookeeper);
+    claims!(zookeeper);
 }
 
 #[cfg(feature = "_redis")]

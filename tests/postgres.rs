@@ -60,7 +60,7 @@ impl SqlServer for PostgresServer {
     }
 
     async fn sessions(&self) -> i64 {
-        self.number("SELECT count(*) FROM pg_stat_activity WHERE application_name = 'leasehold'").await
+        self.number("SELECT count(*) FROM pg_stat_activity WHERE application_name LIKE 'leasehold%'").await
     }
 
     async fn end_sessions(&self) {
@@ -79,7 +79,7 @@ impl SqlServer for PostgresServer {
 
 /// Ends all sessions of this crate's clients, and counts them.
 const TERMINATE: &str =
-    "SELECT count(pg_terminate_backend(pid)) FROM pg_stat_activity WHERE application_name = 'leasehold'";
+    "SELECT count(pg_terminate_backend(pid)) FROM pg_stat_activity WHERE application_name LIKE 'leasehold%'";
 
 // Connecting
 

@@ -81,7 +81,7 @@ impl SqlServer for PostgresServer {
 
     async fn sessions(&self, user: &str) -> Vec<String> {
         let sessions = format!(
-            "SELECT string_agg(pid::text, ' ') FROM pg_stat_activity WHERE application_name = 'leasehold' AND usename = '{user}'"
+            "SELECT string_agg(pid::text, ' ') FROM pg_stat_activity WHERE application_name LIKE 'leasehold%' AND usename = '{user}'"
         );
         let sessions = self.execute(&sessions).await.unwrap_or_default();
         sessions.split_whitespace().map(str::to_owned).collect()
@@ -140,7 +140,7 @@ async fn a_role_with_one_session_is_told_so() {
 // Refusals
 
 const TERMINATE: &str =
-    "SELECT count(pg_terminate_backend(pid)) FROM pg_stat_activity WHERE application_name = 'leasehold'";
+    "SELECT count(pg_terminate_backend(pid)) FROM pg_stat_activity WHERE application_name LIKE 'leasehold%'";
 
 /// What the server, and what stands in front of it, may say for some seconds.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

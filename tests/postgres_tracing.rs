@@ -31,14 +31,14 @@ async fn one_event_when_the_store_becomes_unreachable_and_one_when_it_is_back_wi
     let traced = || ["WARN", "INFO"].map(|level| lines.with(level));
     let (traced_before, sessions) = (
         traced(),
-        "SELECT string_agg(pid::text, ',' ORDER BY pid) FROM pg_stat_activity WHERE application_name = 'leasehold'",
+        "SELECT string_agg(pid::text, ',' ORDER BY pid) FROM pg_stat_activity WHERE application_name LIKE 'leasehold%'",
     );
     client.mutex("x").expect("valid").lock().await.expect("free").release().await.expect("held");
     tokio::time::sleep(Duration::from_millis(2500)).await;
     let before = server.execute(sessions).await.expect("two");
     server
         .execute(
-            "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE application_name = 'leasehold'",
+            "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE application_name LIKE 'leasehold%'",
         )
         .await;
     support::eventually(SOON, || async {

@@ -22,16 +22,24 @@ enum Store {
     Zookeeper,
 }
 
-/// Connects to the store that `url` names.
-pub(crate) async fn connect(url: &str) -> Result<Arc<dyn Backend>, Error> {
+/// Connects to the store that `url` names. Its connections are named after the client with this label, where the store has names for them.
+#[cfg_attr(
+    not(any(feature = "mysql", feature = "postgres")),
+    allow(unused_variables, reason = "not every store has names for connections")
+)]
+pub(crate) async fn connect(url: &str, label: Option<&str>) -> Result<Arc<dyn Backend>, Error> {
     match Store::of(url)? {
         #[cfg(feature = "etcd")]
         Store::Etcd => Ok(Arc::new(super::etcd::EtcdBackend::connect(url).await?)),
         Store::Memory => Ok(Arc::new(in_memory(url))),
         #[cfg(feature = "mysql")]
-        Store::Mysql => Ok(Arc::new(super::mysql::MysqlBackend::connect(url).await?)),
+        Store::Mysql => {
+            Ok(Arc::new(super::mysql::MysqlBackend::builder(url)?.named_after(label).connect().await?))
+        }
         #[cfg(feature = "postgres")]
-        Store::Postgres => Ok(Arc::new(super::postgres::PostgresBackend::connect(url).await?)),
+        Store::Postgres => {
+            Ok(Arc::new(super::postgres::PostgresBackend::builder(url)?.named_after(label).connect().await?))
+        }
         #[cfg(feature = "_redis")]
         Store::Redis => Ok(Arc::new(super::RedisBackend::connect(url).await?)),
         #[cfg(feature = "_redis")]
@@ -46,15 +54,23 @@ pub(crate) async fn connect(url: &str) -> Result<Arc<dyn Backend>, Error> {
 }
 
 /// A client of the store that `url` names, which connects when needed.
-pub(crate) fn connect_lazy(url: &str) -> Result<Arc<dyn Backend>, Error> {
+#[cfg_attr(
+    not(any(feature = "mysql", feature = "postgres")),
+    allow(unused_variables, reason = "not every store has names for connections")
+)]
+pub(crate) fn connect_lazy(url: &str, label: Option<&str>) -> Result<Arc<dyn Backend>, Error> {
     match Store::of(url)? {
         #[cfg(feature = "etcd")]
         Store::Etcd => Ok(Arc::new(super::etcd::EtcdBackend::builder(url)?.connect_lazy()?)),
         Store::Memory => Ok(Arc::new(in_memory(url))),
         #[cfg(feature = "mysql")]
-        Store::Mysql => Ok(Arc::new(super::mysql::MysqlBackend::builder(url)?.connect_lazy()?)),
+        Store::Mysql => {
+            Ok(Arc::new(super::mysql::MysqlBackend::builder(url)?.named_after(label).connect_lazy()?))
+        }
         #[cfg(feature = "postgres")]
-        Store::Postgres => Ok(Arc::new(super::postgres::PostgresBackend::builder(url)?.connect_lazy()?)),
+        Store::Postgres => {
+            Ok(Arc::new(super::postgres::PostgresBackend::builder(url)?.named_after(label).connect_lazy()?))
+        }
         #[cfg(feature = "_redis")]
         Store::Redis => Ok(Arc::new(super::RedisBackend::builder(url)?.connect_lazy()?)),
         #[cfg(feature = "_redis")]
@@ -77,22 +93,22 @@ fn in_memory(url: &str) -> MemoryBackend {
 }
 
 /// The same as [`connect`], with requests that fail fast.
-pub(crate) async fn connect_fail_fast(url: &str) -> Result<Arc<dyn Backend>, Error> {
+pub(crate) async fn connect_fail_fast(url: &str, label: Option<&str>) -> Result<Arc<dyn Backend>, Error> {
     // It knows which server a request is for: in a cluster, only those for one that is away fail.
     #[cfg(feature = "_redis")]
     if Store::of(url)? == Store::Redis {
         return Ok(Arc::new(super::RedisBackend::builder(url)?.fail_fast(true).connect().await?));
     }
-    Ok(Arc::new(FailFast::new(connect(url).await?)))
+    Ok(Arc::new(FailFast::new(connect(url, label).await?)))
 }
 
 /// The same as [`connect_lazy`], with requests that fail fast.
-pub(crate) fn connect_lazy_fail_fast(url: &str) -> Result<Arc<dyn Backend>, Error> {
+pub(crate) fn connect_lazy_fail_fast(url: &str, label: Option<&str>) -> Result<Arc<dyn Backend>, Error> {
     #[cfg(feature = "_redis")]
     if Store::of(url)? == Store::Redis {
         return Ok(Arc::new(super::RedisBackend::builder(url)?.fail_fast(true).connect_lazy()?));
     }
-    Ok(Arc::new(FailFast::new(connect_lazy(url)?)))
+    Ok(Arc::new(FailFast::new(connect_lazy(url, label)?)))
 }
 
 impl Store {

@@ -32,6 +32,7 @@ mod diff;
 mod effects;
 #[cfg(feature = "_apart")]
 mod parts;
+mod party;
 #[cfg(all(test, any(feature = "etcd", feature = "zookeeper")))]
 pub(super) mod random;
 
@@ -42,6 +43,11 @@ pub(super) use effects::Reads;
 #[cfg(feature = "_apart")]
 #[cfg_attr(not(feature = "all-stores"), allow(unused_imports, reason = "not every store needs all"))]
 pub(super) use parts::{Entry, EntryKind, UNKNOWN, claim};
+#[cfg_attr(
+    not(feature = "_apart"),
+    allow(unused_imports, reason = "only for stores that keep parts of a record apart")
+)]
+pub(super) use party::Party;
 
 /// How much later than the place before it each place is asked to repeat its request when the holder's lease ends: the first one
 /// serves the queue, so the others need not all come at that moment. In microseconds.
@@ -105,7 +111,9 @@ struct Hold {
     permits: u32,
     token: FencingToken,
     ends: u64,
-    owner: Option<Arc<str>>,
+    /// When it was granted; 0 if that is not known.
+    since: u64,
+    party: Party,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -114,7 +122,7 @@ struct Place {
     permits: u32,
     tokens: u32,
     ends: u64,
-    owner: Option<Arc<str>>,
+    party: Party,
 }
 
 impl Default for Ledger {
@@ -175,7 +183,7 @@ impl Ledger {
         }
         if let Some(token) = self.token_of_owner(&request.claim) {
             self.withdraw(lease);
-            self.admit(lease, Hold::of(&request.claim, token, ends), request.ttl, stamp);
+            self.admit(lease, Hold::of(request, token, ends, stamp), request.ttl, stamp);
             return Ok(Answer::Granted(Grant::new(token, self.limit)));
         }
         if let Some(ticket) = self.places.get(&lease).copied().filter(|_| request.waits) {
@@ -184,7 +192,7 @@ impl Ledger {
         self.withdraw(lease);
         if self.has_room_for(&request.claim) {
             let token = FencingToken::new(self.issue(request.tokens, stamp));
-            self.admit(lease, Hold::of(&request.claim, token, ends), request.ttl, stamp);
+            self.admit(lease, Hold::of(request, token, ends, stamp), request.ttl, stamp);
             return Ok(Answer::Granted(Grant::new(token, self.limit)));
         }
         if !request.waits {
@@ -222,7 +230,7 @@ impl Ledger {
     pub(super) fn settle(&mut self, lease: LeaseId, token: FencingToken, stamp: Stamp) -> bool {
         self.prune(stamp);
         let Some(hold) = self.holds.get(&lease) else { return false };
-        if hold.owner.is_some() && hold.token > token {
+        if hold.party.owner.is_some() && hold.token > token {
             return true;
         }
         self.holds.values_mut().for_each(|hold| hold.token = token);
@@ -342,15 +350,30 @@ impl Ledger {
         let mut holders: Vec<_> = holds()
             .map(|(lease, hold)| {
                 let holder = Holder::new(lease.to_string(), Some(hold.token), Some(left(hold.ends)));
-                let owner = hold.owner.as_ref().map(ToString::to_string);
-                Holder { permits: hold.permits, owner, ..holder }
+                let Party { owner, label, note } = &hold.party;
+                let [owner, label, note] =
+                    [owner, label, note].map(|text| text.as_ref().map(ToString::to_string));
+                let since = (hold.since > 0).then(|| stamp.now.saturating_sub(hold.since));
+                let held_for = since.map(Duration::from_micros);
+                Holder { permits: hold.permits, owner, label, note, held_for, ..holder }
             })
             .collect();
         holders.sort_by_key(|holder| holder.remaining);
         let places = self.queue.values().filter(|place| place.ends > stamp.now);
-        let waiter =
-            |place: &Place| Waiter { permits: place.permits, ..Waiter::new(place.lease, left(place.ends)) };
+        let waiter = |place: &Place| {
+            let [label, note] =
+                [&place.party.label, &place.party.note].map(|text| text.as_ref().map(ToString::to_string));
+            Waiter { permits: place.permits, label, note, ..Waiter::new(place.lease, left(place.ends)) }
+        };
         Ok(Inspection::new(holders, places.map(waiter).collect(), limit, in_use))
+    }
+
+    /// Who holds and how many wait under this key, which is the record's. `None` if nobody does.
+    pub(super) fn list(&self, key: &Arc<str>, stamp: Stamp, effects: &mut Effects) -> Option<Listed> {
+        let resource = Resource::new(Arc::clone(key), self.kind);
+        let now = self.inspect(&resource, Detail::Full, stamp, effects).ok()?;
+        let is_idle = now.holders.is_empty() && now.waiters.is_empty();
+        (!is_idle).then(|| Listed::new(resource, now.holders, now.waiters.len()))
     }
 
     /// Whether there are holders or waiters, a limit is in force, or a lease that was released by force is still remembered.
@@ -412,7 +435,7 @@ impl Ledger {
             let Some(place) = self.take(ticket) else { return };
             let token = FencingToken::new(self.issue(place.tokens, stamp));
             self.touch(Duration::from_micros(place.ends.saturating_sub(stamp.late)), stamp);
-            self.serve(ticket, place, token, resource, effects);
+            self.serve(ticket, place, token, resource, stamp, effects);
         }
     }
 
@@ -449,23 +472,24 @@ impl Ledger {
         place: Place,
         token: FencingToken,
         resource: &Resource,
+        stamp: Stamp,
         effects: &mut Effects,
     ) {
         *effects.served.get_or_insert(0) += 1;
-        let Place { lease, permits, ends, owner, .. } = place;
-        let kind = match (&owner, resource.kind) {
+        let Place { lease, permits, ends, party, .. } = place;
+        let kind = match (&party.owner, resource.kind) {
             (Some(_), _) => Kind::Reentrant,
             (None, Kind::Reentrant) => Kind::Mutex,
             (None, kind) => kind,
         };
-        if owner.is_some() {
-            let same = self.queue.values().filter(|place| place.owner == owner);
+        if party.owner.is_some() {
+            let same = self.queue.values().filter(|place| place.party.owner == party.owner);
             effects.events.extend(same.map(|place| Event::AskAgain(place.lease)));
         }
         let mut granted = LeaseRef::new(lease, resource.clone());
         granted.resource.kind = kind;
         effects.events.push(Event::Granted { lease: granted, ticket, grant: Grant::new(token, self.limit) });
-        self.hold(lease, Hold { permits, token, ends, owner });
+        self.hold(lease, Hold { permits, token, ends, since: stamp.now.max(1), party });
     }
 
     /// Issues `count` new numbers and returns the first.
@@ -513,7 +537,11 @@ impl Ledger {
     /// The token of the lock if the claiming owner holds it already.
     fn token_of_owner(&self, claim: &Claim) -> Option<FencingToken> {
         let owner = claim.owner()?;
-        self.holds.values().next().filter(|hold| hold.owner.as_ref() == Some(owner)).map(|hold| hold.token)
+        self.holds
+            .values()
+            .next()
+            .filter(|hold| hold.party.owner.as_ref() == Some(owner))
+            .map(|hold| hold.token)
     }
 
     fn queued(&self, ticket: Ticket, stamp: Stamp, effects: &mut Effects) -> Answer {
@@ -531,7 +559,7 @@ impl Ledger {
             permits: request.claim.permits(),
             tokens: request.tokens,
             ends: stamp.after(request.ttl),
-            owner: request.claim.owner().cloned(),
+            party: Party::of(request),
         };
         self.next_end = self.next_end.min(place.ends);
         self.places.insert(place.lease, ticket);
@@ -557,7 +585,7 @@ impl Ledger {
 
     fn hold(&mut self, lease: LeaseId, hold: Hold) {
         // An owner that is admitted again takes no further permit.
-        if hold.owner.is_none() || self.holds.is_empty() {
+        if hold.party.owner.is_none() || self.holds.is_empty() {
             self.permits_held += hold.permits;
         }
         self.next_end = self.next_end.min(hold.ends);
@@ -596,7 +624,7 @@ impl Ledger {
     /// Ends a hold. `false` if there is none.
     fn end(&mut self, lease: LeaseId) -> bool {
         let Some(hold) = self.holds.remove(&lease) else { return false };
-        if hold.owner.is_none() || self.holds.is_empty() {
+        if hold.party.owner.is_none() || self.holds.is_empty() {
             self.permits_held -= hold.permits;
         }
         true
@@ -615,8 +643,9 @@ impl Ledger {
 }
 
 impl Hold {
-    fn of(claim: &Claim, token: FencingToken, ends: u64) -> Self {
-        Self { permits: claim.permits(), token, ends, owner: claim.owner().cloned() }
+    fn of(request: &Request, token: FencingToken, ends: u64, stamp: Stamp) -> Self {
+        let (permits, party) = (request.claim.permits(), Party::of(request));
+        Self { permits, token, ends, since: stamp.now.max(1), party }
     }
 }
 
@@ -624,16 +653,16 @@ fn micros(duration: Duration) -> u64 {
     u64::try_from(duration.as_micros()).unwrap_or(u64::MAX)
 }
 
-// The text form: one line for the whole, one for each hold, one for each lease that was released by force, one for each place. An owner comes last, because it may contain spaces.
+// The text form: one line for the whole, one for each hold, one for each lease that was released by force, one for each place.
 
 const FORM: &str = "leasehold/1";
 
 impl fmt::Display for Ledger {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         self.write_holds(f)?;
-        for (ticket, Place { lease, permits, tokens, ends, owner }) in &self.queue {
+        for (ticket, Place { lease, permits, tokens, ends, party }) in &self.queue {
             write!(f, "\nq {} {lease} {permits} {tokens} {ends}", ticket.get())?;
-            write_owner(f, owner.as_deref())?;
+            party.write(f)?;
         }
         Ok(())
     }
@@ -645,40 +674,15 @@ impl Ledger {
         let (permits, version) = self.limit.map_or((0, 0), |limit| (limit.permits, limit.version));
         let kind = self.kind.as_str();
         write!(f, "{FORM} {kind} {} {permits} {version} {}", self.last, self.lapses)?;
-        for (lease, Hold { permits, token, ends, owner }) in &self.holds {
-            write!(f, "\nh {lease} {permits} {token} {ends}")?;
-            write_owner(f, owner.as_deref())?;
+        for (lease, Hold { permits, token, ends, since, party }) in &self.holds {
+            write!(f, "\nh {lease} {permits} {token} {ends} {since}")?;
+            party.write(f)?;
         }
         for (lease, ends) in &self.revoked {
             write!(f, "\nr {lease} {ends}")?;
         }
         Ok(())
     }
-}
-
-fn write_owner(f: &mut impl Write, owner: Option<&str>) -> fmt::Result {
-    let Some(owner) = owner else { return Ok(()) };
-    f.write_char(' ')?;
-    for character in owner.chars() {
-        match character {
-            '\n' => f.write_str("%n")?,
-            '%' => f.write_str("%%")?,
-            other => f.write_char(other)?,
-        }
-    }
-    Ok(())
-}
-
-fn read_owner(text: &str) -> Arc<str> {
-    let mut owner = String::with_capacity(text.len());
-    let mut characters = text.chars();
-    while let Some(character) = characters.next() {
-        match character {
-            '%' if characters.next() == Some('n') => owner.push('\n'),
-            other => owner.push(other),
-        }
-    }
-    owner.into()
 }
 
 impl FromStr for Ledger {
@@ -703,28 +707,37 @@ fn read(text: &str) -> Option<Ledger> {
     ledger.lapses = words.next()?.parse().ok()?;
     for line in lines {
         if let Some(hold) = line.strip_prefix("h ") {
-            let mut words = hold.splitn(5, ' ');
+            let (numbers, party) = split(hold, 5)?;
+            let mut words = numbers.split(' ');
             let lease = LeaseId::parse(words.next()?)?;
             let permits = words.next()?.parse().ok()?;
             let token = FencingToken::new(words.next()?.parse().ok()?);
             let ends = words.next()?.parse().ok()?;
-            ledger.holds.insert(lease, Hold { permits, token, ends, owner: words.next().map(read_owner) });
+            let since = words.next()?.parse().ok()?;
+            ledger.holds.insert(lease, Hold { permits, token, ends, since, party });
         } else if let Some(revoked) = line.strip_prefix("r ") {
             let (lease, ends) = revoked.split_once(' ')?;
             ledger.revoked.insert(LeaseId::parse(lease)?, ends.parse().ok()?);
         } else {
-            let mut words = line.strip_prefix("q ")?.splitn(6, ' ');
+            let (numbers, party) = split(line.strip_prefix("q ")?, 5)?;
+            let mut words = numbers.split(' ');
             let ticket = Ticket::new(words.next()?.parse().ok()?);
             let lease = LeaseId::parse(words.next()?)?;
             let permits = words.next()?.parse().ok()?;
             let tokens = words.next()?.parse().ok()?;
             let ends = words.next()?.parse().ok()?;
-            let owner = words.next().map(read_owner);
-            ledger.queue.insert(ticket, Place { lease, permits, tokens, ends, owner });
+            ledger.queue.insert(ticket, Place { lease, permits, tokens, ends, party });
         }
     }
     ledger.derive();
     Some(ledger)
+}
+
+/// The first `count` words, and what follows them.
+pub(in crate::backend) fn split(text: &str, count: usize) -> Option<(&str, Party)> {
+    let end = text.match_indices(' ').nth(count - 1).map_or(text.len(), |(end, _)| end);
+    let (words, rest) = text.split_at(end);
+    Some((words, Party::read(rest)?))
 }
 
 #[cfg(test)]
@@ -1128,6 +1141,8 @@ mod tests {
                         let claim = if kind == Kind::Reentrant { owner } else { site.claim(permits) };
                         let mut request = Request::new(site.lease(), claim, TTL);
                         (request.waits, request.tokens) = (verb == 0, permits);
+                        request.label = (which % 3 > 0).then(|| format!("label {which}\"\n").into());
+                        request.note = (which % 2 > 0).then(|| format!("\\ note {permits}").into());
                         site.request(&request);
                         requests.push(request);
                     }

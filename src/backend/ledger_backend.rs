@@ -52,7 +52,15 @@ pub trait LedgerStore: fmt::Debug + Send + Sync + 'static {
         stream::pending().boxed()
     }
 
-    /// The store's address and what it supports.
+    /// The keys of all records that begin with `prefix`, each once, in pages of some hundred: reading one must hold up no
+    /// other client. They may be those of records that are not [in use](Ledger::is_in_use). If a store can do this, its
+    /// capabilities say that it [lists](Capabilities::lists) what it has; by default, it cannot.
+    fn keys<'a>(&'a self, prefix: &'a str) -> BoxStream<'a, Result<Vec<Arc<str>>, BackendError>> {
+        let _ = prefix;
+        stream::iter([Err(BackendError::no_list())]).boxed()
+    }
+
+    /// The store's address and what it supports. Labels are recorded in any case.
     fn capabilities(&self) -> Capabilities;
 
     /// Whether the store can currently be reached. A store without connections is always connected.
@@ -102,6 +110,7 @@ impl<S: LedgerStore> LedgerBackend<S> {
     #[must_use]
     pub fn on(store: S) -> Self {
         let (client, capabilities) = (Uuid::new_v4(), store.capabilities());
+        let capabilities = Capabilities { labels: true, ..capabilities };
         Self { store, client, capabilities, own: Mutex::default(), closing: Closing::default() }
     }
 
@@ -169,6 +178,32 @@ impl<S: LedgerStore> LedgerBackend<S> {
             (asked[key].iter().map(answer).collect::<Vec<_>>(), Effects::default())
         };
         Ok(self.transact(&keys, renew).await?.into_iter().flatten().collect())
+    }
+
+    /// What is held or awaited under these keys. Records that cannot be read are left out: they are other programs'.
+    async fn look_at(&self, keys: &[Arc<str>]) -> Vec<Result<Listed, BackendError>> {
+        let listed = match self.look_at_once(keys).await {
+            Err(BackendError::WrongType { .. }) if keys.len() > 1 => {
+                let each = keys.chunks(1).map(|key| self.look_at_once(key));
+                each.collect::<FuturesUnordered<_>>().collect().await
+            }
+            listed => vec![listed],
+        };
+        let readable = listed.into_iter().filter(|one| !matches!(one, Err(BackendError::WrongType { .. })));
+        let each = readable.map(|listed| match listed {
+            Ok(listed) => listed.into_iter().map(Ok).collect(),
+            Err(error) => vec![Err(error)],
+        });
+        each.flat_map(Vec::into_iter).collect()
+    }
+
+    async fn look_at_once(&self, keys: &[Arc<str>]) -> Result<Vec<Listed>, BackendError> {
+        let of: Vec<_> = keys.to_vec();
+        let look = move |n: usize, ledger: &mut Ledger, stamp| {
+            let mut effects = Effects::default();
+            (ledger.list(&of[n], stamp, &mut effects), effects)
+        };
+        Ok(self.transact(keys, look).await?.into_iter().flatten().collect())
     }
 
     async fn release_all_but(&self, lease: &LeaseRef, keep: u32) -> Result<Released, BackendError> {
@@ -340,6 +375,25 @@ impl<S: LedgerStore> Backend for LedgerBackend<S> {
             .await?
         }
         .boxed()
+    }
+
+    fn list<'a>(&'a self, prefix: &'a str) -> BoxStream<'a, Result<Listed, BackendError>> {
+        if self.closing.is_closed() {
+            return stream::iter([Err(BackendError::Closed)]).boxed();
+        }
+        let pages = self.store.keys(prefix).then(|page| async {
+            let mut keys = match page {
+                Ok(keys) => keys,
+                Err(error) => return stream::iter(vec![Err(error)]),
+            };
+            keys.sort_unstable();
+            let mut listed = Vec::new();
+            for keys in keys.chunks(S::MAX_KEYS) {
+                listed.extend(self.look_at(keys).await);
+            }
+            stream::iter(listed)
+        });
+        pages.flatten().boxed()
     }
 
     fn events(&self) -> BoxStream<'static, Event> {

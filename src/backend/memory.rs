@@ -7,9 +7,10 @@ use std::fmt;
 use std::sync::{Arc, Weak};
 use std::time::{SystemTime, UNIX_EPOCH};
 
-use futures::StreamExt;
 use futures::channel::mpsc::{UnboundedSender, unbounded};
+use futures::future::ready;
 use futures::stream::BoxStream;
+use futures::{StreamExt, stream};
 use parking_lot::Mutex;
 use tokio::time::Instant;
 use uuid::Uuid;
@@ -144,9 +145,17 @@ impl LedgerStore for MemoryStore {
         events.boxed()
     }
 
+    fn keys<'a>(&'a self, prefix: &'a str) -> BoxStream<'a, Result<Vec<Arc<str>>, BackendError>> {
+        let keys = move || {
+            let records = self.shared.records.lock();
+            records.ledgers.keys().filter(|key| key.starts_with(prefix)).cloned().collect()
+        };
+        stream::once(ready(())).map(move |()| Ok(keys())).boxed()
+    }
+
     fn capabilities(&self) -> Capabilities {
         // It uses the clock of the caller's runtime, which a test may pause.
-        Capabilities { own_thread: false, ..Capabilities::new("memory:") }
+        Capabilities { own_thread: false, lists: true, ..Capabilities::new("memory:") }
     }
 }
 

@@ -49,6 +49,9 @@
 //!     [`Revoked`](crate::LossReason::Revoked), whether or not the event has arrived, and whoever holds the lock by then. Its release
 //!     may be answered with [`Released::Revoked`]; after any other answer that it is gone, the client sends a renewal to find out why.
 //!     A store that has lost its data does not know. If there are more than a few dozen, it may forget those that end first.
+//! 15. If the store says so, `inspect` reports the label and the note of the first request of each lease, as they were given, and for how
+//!     long it has been held: by the store's clock, or by those of the clients if it has none. They decide nothing.
+//! 16. If the store says so, `list` reports what is held or awaited.
 
 use std::fmt;
 
@@ -67,6 +70,8 @@ pub(crate) mod etcd;
 mod event_sender;
 mod event_text;
 mod fail_fast;
+#[cfg(any(feature = "mysql", feature = "postgres", feature = "sqlite"))]
+mod key_pages;
 mod lease_id;
 mod ledger;
 mod ledger_backend;
@@ -170,13 +175,13 @@ pub trait Backend: fmt::Debug + Send + Sync + 'static {
         detail: Detail,
     ) -> BoxFuture<'a, Result<Inspection, BackendError>>;
 
-    /// What is held or awaited under keys that begin with `prefix`, in no guaranteed order, in small steps that hold up no other client: what
-    /// is held or awaited throughout is reported once, and what begins or ends meanwhile may be missing or reported. A resource of which no
-    /// live hold or place is left is not reported. Changes nothing. Stores that cannot do it fail with [`BackendError::Unsupported`].
+    /// What is held or awaited under keys that begin with `prefix`, in no guaranteed order, in small steps that hold up
+    /// no other client: what is held or awaited throughout is reported once, and what begins or ends meanwhile may be
+    /// missing or reported. A resource of which no live hold or place is left is not reported. Changes nothing. Stores
+    /// that cannot do it fail with [`BackendError::Unsupported`].
     fn list<'a>(&'a self, prefix: &'a str) -> BoxStream<'a, Result<Listed, BackendError>> {
         let _ = prefix;
-        let reason = "this store cannot list what it has".to_owned();
-        stream::iter([Err(BackendError::Unsupported { reason })]).boxed()
+        stream::iter([Err(BackendError::no_list())]).boxed()
     }
 
     /// The events for this client from now on. A later stream replaces an earlier one. The stream of a store without

@@ -616,6 +616,10 @@ pub struct Capabilities {
     /// whether releases may be sent from it.
     /// Turn this off for a store that must be used from the caller's runtime, or that uses its clock.
     pub own_thread: bool,
+    /// Whether `inspect` reports the labels and notes of requests, and for how long something has been held.
+    pub labels: bool,
+    /// Whether [`list`](super::Backend::list) is supported.
+    pub lists: bool,
 }
 
 /// How a waiting client learns that its lease is granted.
@@ -633,7 +637,7 @@ pub enum Wakes {
 impl Capabilities {
     /// A store at the address `store` that supports everything: all kinds, pushed events, order of arrival, constant work per
     /// hand-over, tokens that survive a loss of data, and calls from the crate's own thread; with TTLs of 100 ms or more in
-    /// whole milliseconds.
+    /// whole milliseconds. It records no labels and lists nothing, unless it is a [`LedgerStore`](super::LedgerStore).
     #[must_use]
     pub fn new(store: impl Into<String>) -> Self {
         Self {
@@ -647,6 +651,8 @@ impl Capabilities {
             tokens_survive_data_loss: true,
             constant_work: true,
             own_thread: true,
+            labels: false,
+            lists: false,
         }
     }
 }

@@ -19,7 +19,8 @@ use tracing::Instrument;
 
 use super::keeper::Keeper;
 use super::lease::{Hold, Lease, Message, Outcome, RETRY};
-use crate::backend::{Answer, BackendError, Claim, Detail, Limit, Resource};
+use crate::backend::{Answer, BackendError, Claim, Detail, Inspection, Limit, Resource};
+use crate::contention::Contention;
 use crate::error::{Error, LossReason};
 use crate::handover::{Group, Number, group, with_queue};
 use crate::options::Settings;
@@ -115,6 +116,8 @@ pub(crate) struct Waiter<'a> {
     lease: Option<Arc<Lease>>,
     /// The channel on which it is handed a hold or an error.
     receiver: Option<oneshot::Receiver<Message>>,
+    /// Who stood in the way when its time was up.
+    contention: Option<Contention>,
 }
 
 /// What follows from the first answer: the waiter is done, with a hold or because nothing was available, or it has to
@@ -131,8 +134,8 @@ impl<'a> Waiter<'a> {
         limit: Option<&'a StatedLimit>,
         wait: Wait,
     ) -> Self {
-        let (place, lease, receiver) = (None, None, None);
-        Self { keeper, resource, settings, claim, note, limit, wait, place, lease, receiver }
+        let (place, lease, receiver, contention) = (None, None, None, None);
+        Self { keeper, resource, settings, claim, note, limit, wait, place, lease, receiver, contention }
     }
 
     /// Acquires a lease. Fails with [`Error::TimedOut`] if none was available for as long as the task waits.
@@ -146,7 +149,7 @@ impl<'a> Waiter<'a> {
         } else {
             self.acquire_until_held().instrument(span.clone()).await?
         };
-        let hold = hold.ok_or_else(|| self.timed_out())?;
+        let Some(hold) = hold else { return Err(self.timed_out()) };
         // Not `Span::current()`: where this span is filtered out, that is the caller's.
         span.record("token", hold.token.get());
         Ok(hold)
@@ -202,7 +205,8 @@ impl<'a> Waiter<'a> {
 
     async fn attempt(&mut self) -> Result<Option<Hold>, Error> {
         if !self.wait_for_releases().await {
-            let probed = probe(self.keeper, self.resource, Some(Instant::now())).await;
+            let probed =
+                probe(self.keeper, self.resource, Some(Instant::now()), Detail::Counts).await.map(|_| None);
             return self.time_is_up(probed);
         }
         loop {
@@ -383,10 +387,11 @@ impl<'a> Waiter<'a> {
                 |end: Instant| end - PROBE.min(end.saturating_duration_since(Instant::now()) / 2);
             until(deadline.map(before_end)).await;
             let last = last_answer(keeper, place.as_ref(), lease.as_ref());
-            let is_recent = matches!(last, Ok(Some(at)) if at.elapsed() < ROUND_TRIP);
-            let answers = if is_recent { Ok(()) } else { probe(keeper, resource, deadline).await };
+            let answers_anyway = matches!(last, Ok(Some(at)) if at.elapsed() < ROUND_TRIP);
+            let found = look(keeper, resource, deadline, answers_anyway).await;
+            let looked = Instant::now();
             until(deadline).await;
-            answers
+            found.map(|found| found.map(|found| Contention::of(found).after(looked.elapsed())))
         };
         tokio::select! {
             biased;
@@ -396,9 +401,18 @@ impl<'a> Waiter<'a> {
     }
 
     /// Nothing was granted in time: because others hold the resource, or because the store does not answer.
-    fn time_is_up(&mut self, probed: Result<(), BackendError>) -> Result<Option<Hold>, Error> {
+    fn time_is_up(
+        &mut self,
+        probed: Result<Option<Contention>, BackendError>,
+    ) -> Result<Option<Hold>, Error> {
         let last = last_answer(self.keeper, self.place.as_ref(), self.lease.as_ref());
-        let error = last.map(drop).and(probed).err();
+        let error = match last.and(probed) {
+            Ok(contention) => {
+                self.contention = contention;
+                None
+            }
+            Err(error) => Some(error),
+        };
         match self.receiver.as_mut().map(oneshot::Receiver::try_recv) {
             None | Some(Err(TryRecvError::Empty)) => error.map_or(Ok(None), |error| Err(self.error(error))),
             Some(message) => self.received(message.ok()).map(Some),
@@ -467,11 +481,12 @@ impl<'a> Waiter<'a> {
         if self.keeper.closing.is_closed() { Err(self.closed()) } else { Ok(()) }
     }
 
-    fn timed_out(&self) -> Error {
+    fn timed_out(&mut self) -> Error {
         Error::TimedOut {
             name: self.resource.name().to_owned(),
             waited: self.wait.so_far(),
             holder_never_expires: self.holder_never_expires(),
+            contention: self.contention.take().map(Box::new),
         }
     }
 
@@ -529,15 +544,43 @@ fn last_answer(
     }
 }
 
+/// Looks who holds the resource, unless too many calls of this client are doing so; this is part of a wait that ends at
+/// the deadline. It fails if the store does not answer, unless it is known to answer anyway.
+async fn look(
+    keeper: &Keeper,
+    resource: &Resource,
+    deadline: Option<Instant>,
+    answers_anyway: bool,
+) -> Result<Option<Inspection>, BackendError> {
+    match (keeper.asking_who.try_acquire(), answers_anyway) {
+        (Ok(_turn), true) => {
+            let inspected = keeper.backend.inspect(resource, Detail::Full);
+            tokio::select! {
+                biased;
+                answer = inspected => Ok(answer.ok()),
+                () = until(deadline) => Ok(None),
+            }
+        }
+        (Ok(_turn), false) => probe(keeper, resource, deadline, Detail::Full).await,
+        (Err(_), true) => Ok(None),
+        (Err(_), false) => probe(keeper, resource, deadline, Detail::Counts).await.map(|_| None),
+    }
+}
+
 /// Whether the store answers before the deadline, or within [`ROUND_TRIP`] if that is longer; if not, why.
-async fn probe(keeper: &Keeper, resource: &Resource, deadline: Option<Instant>) -> Result<(), BackendError> {
-    let inspected = keeper.backend.inspect(resource, Detail::Counts);
+async fn probe(
+    keeper: &Keeper,
+    resource: &Resource,
+    deadline: Option<Instant>,
+    detail: Detail,
+) -> Result<Option<Inspection>, BackendError> {
+    let inspected = keeper.backend.inspect(resource, detail);
     let deadline = deadline.map(|end| end.max(Instant::now() + ROUND_TRIP));
     tokio::select! {
         biased;
         answer = inspected => match answer {
             Err(error) if error.is_transient() => Err(error),
-            _ => Ok(()),
+            answer => Ok(answer.ok()),
         },
         () = until(deadline) => Err(keeper.unanswered()),
     }

@@ -12,7 +12,7 @@ use std::sync::{Arc, Weak};
 use parking_lot::Mutex;
 use scopeguard::{ScopeGuard, guard};
 use tokio::runtime::{Handle, Id};
-use tokio::sync::oneshot;
+use tokio::sync::{Semaphore, oneshot};
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
@@ -31,6 +31,9 @@ use crate::home::Home;
 use crate::options::Settings;
 use crate::origin::Origin;
 use crate::runtime::spawn_on;
+
+/// How many calls may ask at a time who holds what they want.
+const ASKING_WHO: usize = 8;
 
 /// The queue of a group within the client.
 pub(super) type Waiters = Queue<oneshot::Sender<Message>>;
@@ -69,6 +72,8 @@ pub(crate) struct Keeper {
     pub(super) ends_awaited: Mutex<Vec<Id>>,
     /// For how much longer the application may be kept waiting for releases where there is no runtime.
     pub(super) drops_wait: Mutex<Patience>,
+    /// For calls that ask, before they give up, who holds what they want: if thousands give up at once, most do not ask.
+    pub(super) asking_who: Semaphore,
 }
 
 impl Keeper {
@@ -96,6 +101,7 @@ impl Keeper {
             are_over: AtomicBool::new(false),
             ends_awaited: Mutex::default(),
             drops_wait: Mutex::new(Patience::new()),
+            asking_who: Semaphore::new(ASKING_WHO),
         });
         if let Some(background) = &keeper.background {
             spawn_on(background, Arc::clone(&keeper).keep_held());

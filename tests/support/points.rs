@@ -28,6 +28,7 @@ macro_rules! points_of_every_store {
             point_7_all_places_of_a_dead_client_are_gone_within_one_ttl,
             point_8_requests_are_served_in_order_of_arrival,
             point_10_the_store_decides_when_a_lease_ends,
+            point_15_holders_and_waiters_have_names,
         }
 
         // It may have the store lose its data, so no two of them at the same time.
@@ -42,6 +43,12 @@ macro_rules! points_of_every_store {
             let point = "point_6_renewals_are_answered_individually";
             let Some(store) = $store(point).await else { return };
             conformance::point_6_renewals_are_answered_individually(&store).await;
+        }
+
+        #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+        async fn point_16_what_is_held_or_awaited_is_listed() {
+            let Some(store) = $store("point_16_what_is_held_or_awaited_is_listed").await else { return };
+            conformance::point_16_what_is_held_or_awaited_is_listed(&store).await;
         }
 
         #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

@@ -14,8 +14,10 @@
 //! | `queue` | 4 places and their tickets, 7 dead waiters, 8 order, 9 work |
 //! | `owners` | 11 owners |
 //! | `permits` | 12 permits, 13 limits |
+//! | `holders` | 15 labels and notes, 16 listing |
 
 mod delayed;
+mod holders;
 mod leases;
 mod owners;
 mod permits;
@@ -32,6 +34,7 @@ use futures::future::BoxFuture;
 use super::{Backend, Kind};
 
 pub use delayed::*;
+pub use holders::*;
 pub use leases::*;
 pub use owners::*;
 pub use permits::*;
@@ -84,8 +87,10 @@ pub async fn run_all(store: &dyn Harness) {
         point_8_requests_are_served_in_order_of_arrival(store, kind).await;
         point_9_hand_over_work_is_independent_of_the_number_of_waiters(store, kind).await;
         point_10_the_store_decides_when_a_lease_ends(store, kind).await;
+        point_15_holders_and_waiters_have_names(store, kind).await;
     }
     point_6_renewals_are_answered_individually(store).await;
+    point_16_what_is_held_or_awaited_is_listed(store).await;
     for kind in kinds.iter().copied().filter(|kind| !kind.is_semaphore()) {
         point_14_a_lease_released_by_force_is_remembered(store, kind).await;
     }

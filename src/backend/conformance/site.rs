@@ -60,6 +60,11 @@ impl Site {
         Self { backend, resource, limit: Limit::stated(1), ttl, slack, received, _listener: listener }
     }
 
+    /// The same client, and another resource.
+    pub(super) fn at(&self, resource: Resource) -> Self {
+        Self { resource, ..self.clone() }
+    }
+
     pub(super) fn request(&self) -> Request {
         self.request_for(1)
     }

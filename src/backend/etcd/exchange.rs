@@ -130,7 +130,7 @@ impl<'a> Exchange<'a> {
         let leases = &self.calls.shared.leases;
         let ahead = now.places_ahead(leases);
         let unknown = now.entries.iter_mut().filter(|(_, stored)| {
-            let is_hold = matches!(stored.value.what, What::Hold(_));
+            let is_hold = matches!(stored.value.what, What::Hold { .. });
             (are_all_asked || is_hold) && leases.remaining(stored.etcd_lease).is_none()
         });
         let asked = unknown.map(|(lease, stored)| async {

@@ -44,6 +44,13 @@ impl Keys {
     }
 
     pub(super) fn of(&self, key: &str) -> KeysOf {
+        let mut all = self.beginning(key);
+        all.push(b'/');
+        KeysOf(all)
+    }
+
+    /// What the keys of all resources begin with whose keys begin like this.
+    fn beginning(&self, key: &str) -> Vec<u8> {
         let mut all = format!("{}k/", self.prefix).into_bytes();
         // So that no key is the beginning of another one.
         for byte in key.bytes() {
@@ -53,8 +60,24 @@ impl Keys {
                 other => all.push(other),
             }
         }
-        all.push(b'/');
-        KeysOf(all)
+        all
+    }
+
+    /// The range of all resources whose keys begin like this.
+    pub(super) fn beginning_with(&self, prefix: &str) -> (Vec<u8>, Vec<u8>) {
+        let begin = self.beginning(prefix);
+        let end = after(begin.clone());
+        (begin, end)
+    }
+
+    /// The key of the resource that a key of etcd is of, and what is behind all that is of it. `None` if it is of none.
+    pub(super) fn resource_of(&self, key: &[u8]) -> Option<(String, Vec<u8>)> {
+        let begin = format!("{}k/", self.prefix);
+        let rest = key.strip_prefix(begin.as_bytes())?;
+        let end = rest.iter().position(|byte| *byte == b'/')?;
+        let name = std::str::from_utf8(&rest[..end]).ok()?;
+        let behind = after(key[..=begin.len() + end].to_vec());
+        Some((name.replace("%2F", "/").replace("%25", "%"), behind))
     }
 
     /// Reads what does not exist, as names are not empty.
@@ -129,7 +152,7 @@ impl KeysOf {
 
 /// The end of the range of all keys that begin like this.
 fn after(mut begin: Vec<u8>) -> Vec<u8> {
-    // It ends with a slash.
+    // It ends with a slash, or with a byte of UTF-8: none is the greatest byte.
     if let Some(last) = begin.last_mut() {
         *last += 1;
     }
@@ -146,6 +169,14 @@ mod tests {
         let names = ["", "a", "a/b", "a/lease", "a%2Fb", "a/record", "a/lease/x", "%", "é\n"];
         for name in names {
             let (of, read) = (keys.of(name), keys.of(name).read());
+            for key in [of.record(), of.limit(), of.lease(7)] {
+                assert_eq!(keys.resource_of(&key), Some((name.to_owned(), read.range_end.clone())));
+            }
+            let (begin, end) = keys.beginning_with(name);
+            for other in names {
+                let key = keys.of(other).record();
+                assert_eq!(begin <= key && key < end, other.starts_with(name), "{name} {other}");
+            }
             for other in names {
                 let lease = 0x1234_5678_9abc_def0;
                 let theirs = keys.of(other);

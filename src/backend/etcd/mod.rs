@@ -15,6 +15,7 @@
 //! | `calls`, `transaction` | calls about one resource, with the etcd leases that they need; what transactions consist of |
 //! | `driver`, `shared` | carrying out everything that a client is asked for; what its tasks share |
 //! | `mail`, `mailbox` | messages from other clients |
+//! | `list` | which resources there are |
 //! | `sweep` | records that nobody has used for a day |
 //! | `check`, `failure` | what the user of a cluster should know about it; errors of etcd in words |
 //!
@@ -32,6 +33,7 @@ mod keep_alive;
 mod keys;
 mod leases;
 mod link;
+mod list;
 mod mail;
 mod mailbox;
 mod plan;
@@ -52,7 +54,8 @@ use std::io;
 use std::sync::Arc;
 use std::time::Duration;
 
-use futures::stream::BoxStream;
+use futures::StreamExt;
+use futures::stream::{self, BoxStream};
 use parking_lot::Mutex;
 use tokio::runtime::Handle;
 use tokio::task::JoinHandle;
@@ -130,6 +133,7 @@ impl EtcdStore {
         capabilities.tokens_survive_data_loss = false;
         // The whole queue is read.
         capabilities.constant_work = false;
+        capabilities.lists = true;
         let shared = Arc::new(Shared::new(settings));
         let mailbox = Arc::new(Mailbox::new(Arc::clone(&shared)));
         let driver = Mutex::new(Some(spawn_on(&runtime, driver::drive(Arc::clone(&shared)))));
@@ -163,6 +167,17 @@ impl LedgerStore for EtcdStore {
 
     fn wakes(&self, client: Uuid) -> BoxStream<'static, Event> {
         self.mailbox.open(client, &self.runtime)
+    }
+
+    fn keys<'a>(&'a self, prefix: &'a str) -> BoxStream<'a, Result<Vec<Arc<str>>, BackendError>> {
+        let all = Some(list::Next::all(&self.shared.keys, prefix));
+        let page = async |next: Option<list::Next>| {
+            let Some(next) = next else { return Ok(None) };
+            let shared = Arc::clone(&self.shared);
+            let page = async move { next.page(&shared).await.map_err(|failure| failure.before_storing()) };
+            self.run(page).await.map(Some)
+        };
+        stream::try_unfold(all, page).boxed()
     }
 
     fn capabilities(&self) -> Capabilities {

@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 
 use super::leases::{EtcdLease, Leases};
 use super::value::{Value, What};
-use super::view::{Stored, View, seconds};
+use super::view::{Stored, View, seconds, stored_since};
 use crate::backend::ledger::{Diff, Effects, Entry, EntryKind, Ledger, Reads, Stamp};
 use crate::backend::{BackendError, Event, LeaseId};
 
@@ -131,12 +131,12 @@ fn with_stored<'a>(
 }
 
 fn value(entry: &Entry, ttl: u32, of: &Ledger) -> Value {
-    let Entry { lease, permits, owner, kind, .. } = entry.clone();
+    let Entry { lease, permits, party, kind, .. } = entry.clone();
     let what = match kind {
-        EntryKind::Held(token) => What::Hold(token),
+        EntryKind::Held { token, since } => What::Hold { token, since: stored_since(since) },
         EntryKind::Revoked => What::Revoked,
         // The number is set when it is made.
         EntryKind::Waiting { tokens, .. } => What::Place { tokens, index: 0 },
     };
-    Value { lease, kind: of.kind(), ttl, permits, what, owner }
+    Value { lease, kind: of.kind(), ttl, permits, what, party }
 }

@@ -43,6 +43,8 @@ pub(super) struct RangeRequest {
     pub(super) sort_order: i32,
     #[prost(enumeration = "SortTarget", tag = "6")]
     pub(super) sort_target: i32,
+    #[prost(bool, tag = "8")]
+    pub(super) keys_only: bool,
     #[prost(int64, tag = "11")]
     pub(super) max_mod_revision: i64,
     #[prost(int64, tag = "13")]

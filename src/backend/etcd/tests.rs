@@ -352,7 +352,7 @@ impl World {
         if outcome.answer == "Renewed" {
             assert_eq!(u64::from(stored.value.ttl), *seconds);
         }
-        let is_held = matches!(stored.value.what, What::Hold(_));
+        let is_held = matches!(stored.value.what, What::Hold { .. });
         assert!(outcome.answer != "granted" || is_held, "{outcome:?}");
     }
 }

@@ -1,7 +1,7 @@
 //! What is known of one resource: as read, or as left by this client's last change.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::time::{Duration, Instant};
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use super::keys::{KeysOf, Part};
 use super::leases::{EtcdLease, Leases};
@@ -139,7 +139,7 @@ impl View {
         // Only the record has been deleted: the holds and places contain enough to continue.
         let kind = self.entries.values().next().map_or(Kind::Mutex, |stored| stored.value.kind);
         let tokens = self.entries.values().filter_map(|stored| match stored.value.what {
-            What::Hold(token) => Some(token.get()),
+            What::Hold { token, .. } => Some(token.get()),
             What::Place { .. } | What::Revoked => None,
         });
         let last = tokens.max().unwrap_or(0).saturating_add(NUMBERS_PER_REVISION);
@@ -157,7 +157,7 @@ impl View {
         let first_look = look_again_in(FIRST_LOOK, self.places_ahead(leases));
         let entries = entries.map(|(lease, stored)| stored.entry(*lease, leases, first_look));
         let mut head = self.head()?;
-        let is_held = self.entries.values().any(|stored| matches!(stored.value.what, What::Hold(_)));
+        let is_held = self.entries.values().any(|stored| matches!(stored.value.what, What::Hold { .. }));
         if self.limit.is_none() && !is_held {
             // A place may have been created since the limit lapsed; that does not put the limit back in force.
             head.lapse();
@@ -186,7 +186,7 @@ impl View {
 
 impl Stored {
     fn entry(&self, lease: LeaseId, leases: &Leases, first_look: Duration) -> Entry {
-        let Value { ttl, permits, what, owner, .. } = &self.value;
+        let Value { ttl, permits, what, party, .. } = &self.value;
         let ttl = Duration::from_secs((*ttl).into());
         // A lease of this client whose remaining time is unknown may end at any moment.
         let unknown = || if leases.is_own(lease) { Duration::ZERO } else { ttl.min(first_look) };
@@ -194,10 +194,10 @@ impl Stored {
         Entry {
             lease,
             permits: *permits,
-            owner: owner.clone(),
+            party: party.clone(),
             ends: ends(left),
             kind: match what {
-                What::Hold(token) => EntryKind::Held(*token),
+                What::Hold { token, since } => EntryKind::Held { token: *token, since: since_of(*since) },
                 What::Revoked => EntryKind::Revoked,
                 What::Place { tokens, .. } => {
                     EntryKind::Waiting { ticket: self.ticket().unwrap_or(Ticket::new(0)), tokens: *tokens }
@@ -223,6 +223,23 @@ impl Stored {
 /// begins now.
 fn ends(left: Duration) -> u64 {
     NOW + (u64::try_from(left.as_micros()).unwrap_or(u64::MAX / 2) | 1)
+}
+
+/// When something began, by the times of a view, that is stored as the time of day. 0 if that is not known.
+fn since_of(stored: u64) -> u64 {
+    let elapsed = time_of_day().saturating_sub(stored).saturating_mul(1000);
+    if stored == 0 { 0 } else { NOW.saturating_sub(elapsed).max(1) }
+}
+
+/// The time of day to be stored for something that began then, by the times of a view.
+pub(super) fn stored_since(since: u64) -> u64 {
+    if since == 0 { 0 } else { time_of_day().saturating_sub(NOW.saturating_sub(since) / 1000) }
+}
+
+/// In milliseconds since 1970. etcd has no clock that could be read.
+fn time_of_day() -> u64 {
+    let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+    u64::try_from(since.as_millis()).unwrap_or(u64::MAX)
 }
 
 /// The seconds from now to then, rounded up.

@@ -83,7 +83,7 @@ impl Diff {
 
     /// Whether an owner is admitted who can bring others along.
     pub(in crate::backend) fn is_owner_admitted(&self) -> bool {
-        self.begun.iter().chain(&self.granted).any(|entry| entry.owner.is_some())
+        self.begun.iter().chain(&self.granted).any(|entry| entry.party.owner.is_some())
     }
 }
 

@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, HashSet};
 use std::sync::Arc;
 
-use super::{Effects, FORM, Hold, Ledger, Place, Stamp};
+use super::{Effects, FORM, Hold, Ledger, Party, Place, Stamp};
 use crate::backend::LeaseId;
 use crate::backend::types::{Claim, Kind, Limit, Request, Resource, Ticket};
 use crate::fence::FencingToken;
@@ -17,7 +17,7 @@ pub(in crate::backend) const UNKNOWN: u64 = u64::MAX;
 pub(in crate::backend) struct Entry {
     pub(in crate::backend) lease: LeaseId,
     pub(in crate::backend) permits: u32,
-    pub(in crate::backend) owner: Option<Arc<str>>,
+    pub(in crate::backend) party: Party,
     pub(in crate::backend) ends: u64,
     pub(in crate::backend) kind: EntryKind,
 }
@@ -25,8 +25,8 @@ pub(in crate::backend) struct Entry {
 /// What an entry is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(in crate::backend) enum EntryKind {
-    /// A hold under this token.
-    Held(FencingToken),
+    /// A hold under this token, since then; 0 if that is not known.
+    Held { token: FencingToken, since: u64 },
     /// A place, whose grant will reserve this many tokens.
     Waiting { ticket: Ticket, tokens: u32 },
     /// A hold that was ended by force.
@@ -35,22 +35,22 @@ pub(in crate::backend) enum EntryKind {
 
 impl Entry {
     pub(super) fn held(lease: LeaseId, hold: &Hold) -> Self {
-        let Hold { permits, token, ends, owner } = hold.clone();
-        Self { lease, permits, owner, ends, kind: EntryKind::Held(token) }
+        let Hold { permits, token, ends, since, party } = hold.clone();
+        Self { lease, permits, party, ends, kind: EntryKind::Held { token, since } }
     }
 
     pub(super) fn waiting(ticket: Ticket, place: &Place) -> Self {
-        let Place { lease, permits, tokens, ends, owner } = place.clone();
-        Self { lease, permits, owner, ends, kind: EntryKind::Waiting { ticket, tokens } }
+        let Place { lease, permits, tokens, ends, party } = place.clone();
+        Self { lease, permits, party, ends, kind: EntryKind::Waiting { ticket, tokens } }
     }
 
-    pub(super) const fn revoked(lease: LeaseId, ends: u64) -> Self {
-        Self { lease, permits: 1, owner: None, ends, kind: EntryKind::Revoked }
+    pub(super) fn revoked(lease: LeaseId, ends: u64) -> Self {
+        Self { lease, permits: 1, party: Party::default(), ends, kind: EntryKind::Revoked }
     }
 
     #[cfg(any(feature = "etcd", feature = "zookeeper"))]
     pub(super) const fn token(&self) -> Option<FencingToken> {
-        if let EntryKind::Held(token) = self.kind { Some(token) } else { None }
+        if let EntryKind::Held { token, .. } = self.kind { Some(token) } else { None }
     }
 }
 
@@ -65,16 +65,16 @@ impl Ledger {
     /// The same with these holds and places as well, and a limit that lapses then.
     pub(in crate::backend) fn with(self, entries: impl Iterator<Item = Entry>, lapses: u64) -> Self {
         let mut ledger = Self { lapses, ..self };
-        for Entry { lease, permits, owner, ends, kind } in entries {
+        for Entry { lease, permits, party, ends, kind } in entries {
             match kind {
-                EntryKind::Held(token) => {
-                    ledger.holds.insert(lease, Hold { permits, token, ends, owner });
+                EntryKind::Held { token, since } => {
+                    ledger.holds.insert(lease, Hold { permits, token, ends, since, party });
                 }
                 EntryKind::Revoked => {
                     ledger.revoked.insert(lease, ends);
                 }
                 EntryKind::Waiting { ticket, tokens } => {
-                    ledger.queue.insert(ticket, Place { lease, permits, tokens, ends, owner });
+                    ledger.queue.insert(ticket, Place { lease, permits, tokens, ends, party });
                 }
             }
         }
@@ -120,10 +120,10 @@ impl Ledger {
     /// Puts a place into the queue.
     pub(in crate::backend) fn put_place(&mut self, ticket: Ticket, request: &Request, ends: u64) {
         let Request { lease, claim, tokens, .. } = request;
-        let (permits, owner) = (claim.permits(), claim.owner().cloned());
+        let (permits, party) = (claim.permits(), Party::of(request));
         self.next_end = self.next_end.min(ends);
         self.places.insert(lease.id, ticket);
-        self.queue.insert(ticket, Place { lease: lease.id, permits, tokens: *tokens, ends, owner });
+        self.queue.insert(ticket, Place { lease: lease.id, permits, tokens: *tokens, ends, party });
     }
 
     /// Ends all holds but those of these leases.
@@ -148,7 +148,7 @@ impl Ledger {
     /// The owner who holds a reentrant lock.
     #[cfg(feature = "zookeeper")]
     pub(in crate::backend) fn owner(&self) -> Option<&Arc<str>> {
-        self.holds.values().find_map(|hold| hold.owner.as_ref())
+        self.holds.values().find_map(|hold| hold.party.owner.as_ref())
     }
 
     /// The first waiter, if permits are free but too few for it, so that it blocks the queue.
@@ -162,7 +162,7 @@ impl Ledger {
     #[cfg(feature = "zookeeper")]
     pub(in crate::backend) fn admissible(&self) -> impl Iterator<Item = LeaseId> {
         let owner = self.owner();
-        let is_of_owner = move |place: &&Place| owner.is_some() && place.owner.as_ref() == owner;
+        let is_of_owner = move |place: &&Place| owner.is_some() && place.party.owner.as_ref() == owner;
         self.queue.values().filter(is_of_owner).map(|place| place.lease)
     }
 

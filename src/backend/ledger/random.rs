@@ -195,7 +195,9 @@ impl Site {
             Kind::Reentrant => Claim::Owner(format!("owner {}", permits % 2).into()),
             Kind::Counting | Kind::Fair => Claim::Permits(permits, self.stated()),
         };
-        Request { tokens, ..Request::new(lease.clone(), claim, Duration::from_secs(seconds)) }
+        let request = Request::new(lease.clone(), claim, Duration::from_secs(seconds));
+        let text = |n: u32| (!n.is_multiple_of(3)).then(|| format!("\"{n}\" ~ ü / % \\").into());
+        Request { tokens, label: text(tokens), note: text(tokens / 3), ..request }
     }
 
     /// Clients follow a limit that was changed.
@@ -239,13 +241,13 @@ impl Site {
 pub(in crate::backend) fn shape(ledger: &Ledger) -> (Vec<String>, Option<u32>) {
     let entries = ledger.entries().map(|entry| {
         let kind = match entry.kind {
-            EntryKind::Held(_) => "holds",
+            EntryKind::Held { .. } => "holds",
             EntryKind::Waiting { tokens, .. } => {
-                return format!("{} waits {:?} {tokens}", entry.lease, entry.owner);
+                return format!("{} waits {:?} {tokens}", entry.lease, entry.party);
             }
             EntryKind::Revoked => return format!("{} revoked", entry.lease),
         };
-        format!("{} {kind} {} {:?}", entry.lease, entry.permits, entry.owner)
+        format!("{} {kind} {} {:?}", entry.lease, entry.permits, entry.party)
     });
     (entries.collect(), ledger.limit.map(|limit| limit.permits))
 }

@@ -119,6 +119,16 @@ impl MysqlBuilder {
         self
     }
 
+    /// Names the connections after a client with this label, as the attribute `program_name`, unless the configuration has attributes.
+    pub(crate) fn named_after(mut self, label: Option<&str>) -> Self {
+        let opts = &mut self.settings.target.opts;
+        if let Some(label) = label.filter(|_| opts.connect_attributes().is_none()) {
+            let named = OptsBuilder::from_opts(opts.clone());
+            *opts = named.connect_attribute("program_name", format!("leasehold {label}")).into();
+        }
+        self
+    }
+
     /// Connects.
     ///
     /// # Errors

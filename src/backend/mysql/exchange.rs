@@ -40,7 +40,7 @@ impl sql::Session for Session {
     }
 
     fn run(&self, batch: &KeyBatch, ledger: &mut Ledger, stamp: Stamp) -> View {
-        let is_held = |entry: &Entry| matches!(entry.kind, EntryKind::Held(_));
+        let is_held = |entry: &Entry| matches!(entry.kind, EntryKind::Held { .. });
         let held_before = ledger.entries().filter(is_held).map(|entry| entry.lease).collect();
         // The clients concerned find the events by reading the record.
         let effects: Effects = batch.tasks.iter().map(|task| task.run(ledger, stamp)).collect();
@@ -82,6 +82,11 @@ impl sql::Session for Session {
             Err(failure) if are_several => Err(roll_back(self, failure).await),
             Err(failure) => Err(failure),
         }
+    }
+
+    async fn keys(&mut self, from: &str, limit: usize) -> Result<Vec<String>, Failure> {
+        let found = self.run_in_time(&[statement::keys(from, limit)]).await?;
+        found.iter().flat_map(|answer| &answer.rows).map(|row| value(row, 0)).collect()
     }
 
     /// Waits for the named lock of the record. Other clients may still write in between, if they do not know that the record is contended,

@@ -101,6 +101,11 @@ pub(super) fn idle(after: &[u8], before: i64) -> String {
     )
 }
 
+/// So many keys that are not less than this one, in order.
+pub(super) fn keys(from: &str, limit: usize) -> String {
+    format!("SELECT k FROM leasehold WHERE k >= {} ORDER BY k LIMIT {limit}", hex(from))
+}
+
 /// Removes records that are still of these versions, and have issued no number above this one.
 pub(super) fn remove(records: &[(Vec<u8>, i64)], floor: i64) -> [String; 4] {
     let records: Vec<_> =

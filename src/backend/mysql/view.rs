@@ -48,19 +48,19 @@ impl View {
         let mut view = Self { is_semaphore: ledger.kind().is_semaphore(), ..Self::default() };
         let (mut owner, mut holder, mut last) = (None, None, None);
         // The holds, and then the places in order.
-        for Entry { lease, owner: of, kind, .. } in ledger.entries() {
+        for Entry { lease, party, kind, .. } in ledger.entries() {
             let is_own = lease.client() == client;
             match kind {
-                EntryKind::Held(token) => {
+                EntryKind::Held { token, .. } => {
                     if is_own {
                         view.holds.push((lease, Grant::new(token, ledger.limit())));
                     } else {
                         holder = holder.or(Some(lease));
                     }
-                    owner = owner.or(of);
+                    owner = owner.or(party.owner);
                 }
                 EntryKind::Waiting { ticket, .. } if is_own => {
-                    let is_admitted = of.is_some() && of == owner;
+                    let is_admitted = party.owner.is_some() && party.owner == owner;
                     view.places.push(Place { lease, ticket, is_admitted });
                 }
                 EntryKind::Revoked => {}

@@ -83,6 +83,12 @@ impl PostgresBuilder {
         self
     }
 
+    /// Names the sessions after a client with this label, unless the configuration names them.
+    pub(crate) fn named_after(mut self, label: Option<&str>) -> Self {
+        self.settings.name_after(label);
+        self
+    }
+
     /// Connects.
     ///
     /// # Errors

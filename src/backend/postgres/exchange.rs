@@ -64,6 +64,12 @@ impl sql::Session for Session {
         self.within(write_several(self, changed)).await
     }
 
+    async fn keys(&mut self, from: &str, limit: usize) -> Result<Vec<String>, Failure> {
+        let (from, limit) = (escape(from), i64::try_from(limit).unwrap_or(i64::MAX));
+        let rows = self.within(self.rows(Sql::Keys, &[&from, &limit])).await?;
+        rows.iter().map(|row| Ok(unescape(value(row, 0)?).into_owned())).collect()
+    }
+
     /// Locks the record.
     async fn begin_turn(&mut self, key: &str) -> Result<Option<Read>, Failure> {
         self.within(lock_and_read(self, key)).await.map(Some)

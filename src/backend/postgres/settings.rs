@@ -9,6 +9,8 @@ use crate::error::Error;
 
 /// One for changes, one for notifications.
 const MIN_CONNECTIONS: usize = 2;
+/// What the sessions are called at the server.
+const APPLICATION: &str = "leasehold";
 
 pub(super) type Settings = sql::Settings<Target>;
 
@@ -26,7 +28,7 @@ impl Settings {
     /// The settings that a configuration contains, and the defaults of the others.
     pub(super) fn of(mut config: Config) -> Self {
         if config.get_application_name().is_none() {
-            config.application_name("leasehold");
+            config.application_name(APPLICATION);
         }
         let servers = config.get_hosts().len().max(config.get_hostaddrs().len());
         if servers > 1 && config.get_target_session_attrs() == TargetSessionAttrs::Any {
@@ -37,6 +39,15 @@ impl Settings {
         let mut settings = Self::for_target(Target { config, schema: None, tls: None }, address);
         settings.connect_timeout = connect_timeout.unwrap_or(settings.connect_timeout);
         settings
+    }
+
+    /// Names the sessions after a client with this label, unless they have another name.
+    pub(super) fn name_after(&mut self, label: Option<&str>) {
+        let config = &mut self.target.config;
+        if let Some(label) = label.filter(|_| config.get_application_name() == Some(APPLICATION)) {
+            // The server cuts it to 63 bytes.
+            config.application_name(format!("{APPLICATION} {label}"));
+        }
     }
 
     /// Errors and traces name the schema as well.

@@ -36,6 +36,8 @@ pub(super) enum Sql {
     Write,
     /// Records that nobody has used since a time ($2), in the order of their keys, after a key ($1).
     Idle,
+    /// So many keys ($2) that are not less than one ($1), in order.
+    Keys,
     /// Removes records ($1) that are still of these versions ($2), which have issued no number above this one ($3).
     Remove,
     /// Starts to sweep, unless another client has done so within a time ($1).
@@ -115,6 +117,7 @@ impl Sql {
             Self::Idle => {
                 "SELECT key, version, doc FROM leasehold WHERE key > $1 AND version < $2 ORDER BY key LIMIT 100"
             }
+            Self::Keys => "SELECT key FROM leasehold WHERE key >= $1 ORDER BY key LIMIT $2",
             Self::Remove => {
                 "WITH removed AS (DELETE FROM leasehold AS l USING unnest($1, $2) AS r (key, version) \
                  WHERE l.key = r.key AND l.version = r.version RETURNING 1) \
@@ -150,7 +153,7 @@ impl Sql {
                 Type::TEXT_ARRAY,
                 Type::INT8,
             ],
-            Self::Idle => &[Type::TEXT, Type::INT8],
+            Self::Idle | Self::Keys => &[Type::TEXT, Type::INT8],
             Self::Remove => &[Type::TEXT_ARRAY, Type::INT8_ARRAY, Type::INT8],
             Self::Sweep => &[Type::INT8],
         }

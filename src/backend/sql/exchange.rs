@@ -70,6 +70,10 @@ pub(in crate::backend) trait Session: Sweep {
         changed: &[(KeyBatch, Changed<Self::Effects>)],
     ) -> impl Future<Output = Result<Vec<Wrote>, Failure>> + Send;
 
+    /// The first keys that are not less than this one, in order, and at most so many.
+    fn keys(&mut self, from: &str, limit: usize)
+    -> impl Future<Output = Result<Vec<String>, Failure>> + Send;
+
     /// Waits until it is this client's turn to change a contended record, and reads it in the same exchange. `None` if the server does not
     /// take part in turns.
     fn begin_turn(&mut self, key: &str) -> impl Future<Output = Result<Option<Read>, Failure>> + Send;

@@ -8,12 +8,14 @@ use futures::StreamExt;
 use futures::future::join;
 use futures::stream::BoxStream;
 use tokio::runtime::Handle;
+use tokio::sync::Mutex;
 use tokio_util::sync::CancellationToken;
 use uuid::Uuid;
 
 use super::exchange::Session;
 use super::notifier::{Notifications, Notifier};
 use super::settings::Settings;
+use crate::backend::key_pages::{PAGE, pages};
 use crate::backend::records::{Failure, Health, Workers};
 use crate::backend::{
     BackendError, Capabilities, Effects, Event, Finding, Ledger, LedgerStore, Stamp, StoreState,
@@ -61,6 +63,7 @@ impl<V: Server> Store<V> {
         let mut capabilities = Capabilities::new(settings.address.clone());
         // The whole queue is in the record.
         capabilities.constant_work = false;
+        capabilities.lists = true;
         let time_limit = settings.connect_timeout + settings.reply_timeout;
         let (max, health_of) = (server.max_workers(), Arc::clone(&health));
         let workers = Workers::new(Arc::clone(&server), max, time_limit, health_of, runtime.clone());
@@ -76,6 +79,26 @@ impl<V: Server> Store<V> {
         let (notified, changing) = join(self.notifier.connected(), self.ping()).await;
         notified.map_err(|failure| failure.before_storing())?;
         changing
+    }
+
+    /// A page of keys, read over a connection of its own, which the next page uses again.
+    async fn page(
+        &self,
+        session: Arc<Mutex<Option<V::Session>>>,
+        from: String,
+    ) -> Result<Vec<String>, BackendError> {
+        let server = Arc::clone(&self.server);
+        let read = async move {
+            let mut session = session.lock().await;
+            let session = match &mut *session {
+                Some(session) => session,
+                None => session.insert(server.open().await?),
+            };
+            session.keys(&from, PAGE).await
+        };
+        let read = spawn_on(&self.runtime, read).await;
+        let page = read.map_err(|error| BackendError::Unanswered { source: error.into() })?;
+        page.map_err(|failure| failure.before_storing())
     }
 
     /// Nothing new is begun, and the connections are closed when what they have begun is done.
@@ -105,6 +128,11 @@ impl<V: Server> LedgerStore for Store<V> {
             }
         });
         observed.boxed()
+    }
+
+    fn keys<'a>(&'a self, prefix: &'a str) -> BoxStream<'a, Result<Vec<Arc<str>>, BackendError>> {
+        let session = Arc::new(Mutex::new(None));
+        pages(prefix, move |from| self.page(Arc::clone(&session), from))
     }
 
     fn capabilities(&self) -> Capabilities {

@@ -197,6 +197,15 @@ impl Database {
         self.patiently(rows)
     }
 
+    /// Some keys from `from` on, in order.
+    pub(super) fn keys(&self, from: &str, limit: u32) -> Result<Vec<String>, Failure> {
+        self.patiently(|| {
+            let query = "SELECT key FROM leasehold_leases WHERE key >= ?1 ORDER BY key LIMIT ?2";
+            let mut statement = self.connection.prepare_cached(query)?;
+            statement.query_map(params![from, limit], |row| row.get(0))?.collect()
+        })
+    }
+
     /// One of the numbers that are kept for the whole file.
     pub(super) fn number(&self, name: &str) -> Result<u64, Failure> {
         let number: Option<i64> = self.value("SELECT value FROM leasehold_meta WHERE name = ?1", [name])?;

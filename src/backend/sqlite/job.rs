@@ -55,6 +55,37 @@ impl Ping {
     }
 }
 
+/// Reads which keys there are, from one on.
+pub(super) struct Keys {
+    from: String,
+    limit: u32,
+    found: Vec<String>,
+    answer: Answer<Vec<String>>,
+}
+
+impl Keys {
+    pub(super) fn new(from: String, limit: u32) -> (Self, Answered<Vec<String>>) {
+        let (answer, answered) = oneshot::channel();
+        (Self { from, limit, found: Vec::new(), answer }, answered)
+    }
+}
+
+impl Job for Keys {
+    fn records(&self) -> usize {
+        0
+    }
+
+    fn run(&mut self, transaction: &mut Transaction<'_>, _: bool) -> Result<(), Failure> {
+        self.found = transaction.keys(&self.from, self.limit)?;
+        Ok(())
+    }
+
+    fn finish(self: Box<Self>, stored: Result<(), BackendError>) {
+        let Self { found, answer, .. } = *self;
+        drop(answer.send(stored.map(|()| found)));
+    }
+}
+
 impl Job for Ping {
     fn records(&self) -> usize {
         0

@@ -58,6 +58,7 @@ use futures::stream::BoxStream;
 use tokio::sync::oneshot;
 use uuid::Uuid;
 
+use super::key_pages::{PAGE, pages};
 use super::ledger::{Effects, Ledger, Stamp};
 use super::ledger_backend::{LedgerBackend, LedgerStore, backend_on_ledger};
 use super::{BackendError, Capabilities, Event, Finding, StoreState};
@@ -65,7 +66,7 @@ use crate::error::Error;
 use builder::Settings;
 use health::Health;
 use inbox::Inbox;
-use job::{Answered, Change, Job, Ping};
+use job::{Answered, Change, Job, Keys, Ping};
 use worker::{Message, Worker};
 
 pub use builder::{SqliteBuilder, Synchronous};
@@ -129,6 +130,7 @@ impl SqliteStore {
         let mut capabilities = Capabilities::new(settings.address());
         // The whole queue is in the record.
         capabilities.constant_work = false;
+        capabilities.lists = true;
         Ok(Self { capabilities, messages, settings, health, inbox })
     }
 
@@ -160,6 +162,10 @@ impl LedgerStore for SqliteStore {
         // If the thread has ended, there will be no events.
         drop(self.messages.send(Message::Listen(client)));
         events
+    }
+
+    fn keys<'a>(&'a self, prefix: &'a str) -> BoxStream<'a, Result<Vec<Arc<str>>, BackendError>> {
+        pages(prefix, move |from| self.ask(Keys::new(from, PAGE as u32)))
     }
 
     fn capabilities(&self) -> Capabilities {

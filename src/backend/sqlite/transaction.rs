@@ -100,6 +100,11 @@ impl<'a> Transaction<'a> {
         Ok(outcome)
     }
 
+    /// Some keys from `from` on, in order.
+    pub(super) fn keys(&self, from: &str, limit: u32) -> Result<Vec<String>, Failure> {
+        self.database.keys(from, limit)
+    }
+
     /// Writes something, to find out whether that is possible.
     pub(super) const fn write_anyway(&mut self) {
         self.writes_anyway = true;

@@ -26,6 +26,7 @@ mod exchange;
 mod failure;
 mod jute;
 mod link;
+mod list;
 mod names;
 mod op;
 mod places;
@@ -44,7 +45,8 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 use std::time::Instant;
 
-use futures::stream::BoxStream;
+use futures::StreamExt;
+use futures::stream::{self, BoxStream};
 use parking_lot::Mutex;
 use tokio::runtime::Handle;
 use tokio::sync::mpsc::UnboundedReceiver;
@@ -139,6 +141,7 @@ impl ZookeeperStore {
         let mut capabilities = Capabilities::new(settings.address.clone());
         // The names of all places are read.
         capabilities.constant_work = false;
+        capabilities.lists = true;
         let shared = Shared {
             settings,
             health,
@@ -196,6 +199,12 @@ impl LedgerStore for ZookeeperStore {
         let events = self.shared.places.open(client);
         self.start();
         events
+    }
+
+    fn keys<'a>(&'a self, prefix: &'a str) -> BoxStream<'a, Result<Vec<Arc<str>>, BackendError>> {
+        self.start();
+        let keys = async move { self.shared.keys(prefix).await.map_err(|failure| failure.before_storing()) };
+        stream::once(keys).boxed()
     }
 
     fn capabilities(&self) -> Capabilities {

@@ -8,11 +8,12 @@
 //! | `<root>/~clock` | nothing: it is written in order to read the server's clock |
 //! | `<root>/~swept` | nothing: it is written when idle records are removed |
 
+use std::borrow::Cow;
 use std::fmt::{self, Write};
 use std::sync::Arc;
 use std::time::Duration;
 
-use percent_encoding::{AsciiSet, NON_ALPHANUMERIC, percent_decode_str, utf8_percent_encode};
+use percent_encoding::{AsciiSet, CONTROLS, NON_ALPHANUMERIC, percent_decode_str, utf8_percent_encode};
 
 use crate::backend::ledger::claim;
 use crate::backend::{Kind, LeaseId, LeaseRef, Request, Resource};
@@ -20,6 +21,11 @@ use crate::backend::{Kind, LeaseId, LeaseRef, Request, Resource};
 /// What is not written as it is. In particular no name contains `/` or `~`.
 const ESCAPED: &AsciiSet =
     &NON_ALPHANUMERIC.remove(b'-').remove(b'_').remove(b'.').remove(b':').remove(b'@').remove(b'=');
+
+/// What is escaped in a text that people read in the name of a node. ZooKeeper allows the rest of ASCII; what is beyond it is always escaped.
+const ESCAPED_IN_TEXT: &AsciiSet = &CONTROLS.add(b'/').add(b'~').add(b'%');
+/// How much of a note is kept while its lease waits, in bytes: the names of all children of a key must fit into one answer of the server.
+const MAX_NOTE: usize = 128;
 
 const CLOCK: &str = "~clock";
 const SWEPT: &str = "~swept";
@@ -56,6 +62,15 @@ pub(super) fn is_record(name: &str) -> bool {
     !name.starts_with('~') && name != "zookeeper"
 }
 
+/// The key that a child of the root is the record of, if it is one.
+pub(super) fn key(name: &str) -> Option<String> {
+    match name {
+        "%" => Some(String::new()),
+        name if !is_record(name) => None,
+        name => percent_decode_str(name).decode_utf8().ok().map(Cow::into_owned),
+    }
+}
+
 /// A lease that holds or waits, as the name of its node says.
 #[derive(Clone, Debug)]
 pub(super) struct ChildName {
@@ -73,11 +88,18 @@ struct Prefix<'a>(&'a Request);
 
 impl fmt::Display for Prefix<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Request { lease: LeaseRef { id, resource }, claim, ttl, tokens, .. } = self.0;
+        let Request { lease: LeaseRef { id, resource }, claim, ttl, tokens, label, note, .. } = self.0;
         let (kind, prefix, permits) = (letter(resource.kind), resource.prefix().len(), claim.permits());
         write!(f, "{id}~{kind}{prefix}~{permits}~{tokens}~{}~", ttl.as_micros())?;
         if let Some(owner) = claim.owner() {
             write!(f, "={}", utf8_percent_encode(owner, ESCAPED))?;
+        }
+        let note = note.as_deref().map(beginning);
+        for text in [label.as_deref(), note] {
+            f.write_char('~')?;
+            if let Some(text) = text {
+                write!(f, "={}", utf8_percent_encode(text, ESCAPED_IN_TEXT))?;
+            }
         }
         f.write_char('~')
     }
@@ -93,10 +115,7 @@ impl ChildName {
         let permits = words.next()?.parse().ok()?;
         let tokens = words.next()?.parse().ok()?;
         let ttl = Duration::from_micros(words.next()?.parse().ok()?);
-        let owner = match words.next()? {
-            "" => None,
-            owner => Some(percent_decode_str(owner.strip_prefix('=')?).decode_utf8().ok()?.into()),
-        };
+        let [owner, label, note] = [text(words.next()?)?, text(words.next()?)?, text(words.next()?)?];
         // After two billion children the server counts on from the least negative number.
         let number = words.next()?.parse::<i32>().ok()?.cast_unsigned();
         if words.next().is_some() {
@@ -109,12 +128,26 @@ impl ChildName {
         }
         let lease = LeaseRef::new(id, resource);
         let request = Request::new(lease, claim(permits, owner, kind.is_semaphore()), ttl).waiting();
-        Some(Self { request: Request { tokens, ..request }, number })
+        Some(Self { request: Request { tokens, label, note, ..request }, number })
     }
 
     pub(super) const fn lease(&self) -> LeaseId {
         self.request.lease.id
     }
+}
+
+/// As much of a note as is kept.
+fn beginning(note: &str) -> &str {
+    let end = (0..=MAX_NOTE.min(note.len())).rev().find(|end| note.is_char_boundary(*end));
+    &note[..end.unwrap_or_default()]
+}
+
+/// A text that need not be there. `None` if it cannot be read.
+fn text(word: &str) -> Option<Option<Arc<str>>> {
+    if word.is_empty() {
+        return Some(None);
+    }
+    Some(Some(percent_decode_str(word.strip_prefix('=')?).decode_utf8().ok()?.into()))
 }
 
 const fn letter(kind: Kind) -> &'static str {
@@ -147,7 +180,9 @@ mod tests {
             (Resource::named("", "lock:a:b", Kind::Reentrant), Claim::Owner("".into())),
             (Resource::new(Arc::clone(&key), Kind::Fair), Claim::Permits(7, Limit::stated(7))),
         ] {
-            let request = request(resource, claim);
+            let mut request = request(resource, claim);
+            request.label = Some("api-7 (pid 4711)".into());
+            request.note = (request.claim.permits() > 1).then(|| "~/%é\n\0".into());
             for (number, text) in [(0, "0000000000"), (17, "0000000017"), (1 << 31, "-2147483648")] {
                 let node = format!("{}{text}", child(&request));
                 assert!(!node.contains('/'), "{node}");
@@ -155,8 +190,25 @@ mod tests {
                 assert_eq!((name.number, &name.request.lease), (number, &request.lease), "{node}");
                 assert_eq!((&name.request.claim, name.request.ttl), (&request.claim, request.ttl), "{node}");
                 assert_eq!((name.request.tokens, name.request.waits), (16, true), "{node}");
+                assert_eq!(
+                    (&name.request.label, &name.request.note),
+                    (&request.label, &request.note),
+                    "{node}"
+                );
+                assert!(node.contains("~=api-7 (pid 4711)~"), "a person can read it: {node}");
             }
         }
+    }
+
+    #[test]
+    fn a_long_note_is_cut_between_characters() {
+        let mut request = request(Resource::new("lock:a", Kind::Mutex), Claim::Sole);
+        request.note = Some("é".repeat(500).into());
+        let name = ChildName::parse(&format!("{}0000000001", child(&request)), &"lock:a".into());
+        assert_eq!(name.expect("ours").request.note.as_deref(), Some(&*"é".repeat(MAX_NOTE / 2)));
+        request.note = Some(format!("x{}", "é".repeat(500)).into());
+        let name = ChildName::parse(&format!("{}0000000001", child(&request)), &"lock:a".into());
+        assert_eq!(name.expect("ours").request.note.map(|note| note.len()), Some(MAX_NOTE - 1));
     }
 
     #[test]
@@ -184,6 +236,9 @@ mod tests {
             ["", ".", "..", "...", "%", "%2E", "a/b", "a%2Fb", "~clock", "a\0", "é", "lock:a.b-c_d@e=f"];
         let paths: std::collections::BTreeSet<_> = keys.iter().map(|key| record("/r", key)).collect();
         assert_eq!(paths.len(), keys.len());
+        for of in keys {
+            assert_eq!(key(&record("/r", of)[3..]).as_deref(), Some(of));
+        }
         for path in paths {
             let name = path.strip_prefix("/r/").expect("below the root");
             assert!(!["", ".", "..", CLOCK].contains(&name) && is_record(name), "{name}");
