@@ -166,7 +166,11 @@ async fn the_user_of_the_docs_has_labels_and_notes_and_lists_with_one_more_right
         store.request(&request).await.expect("granted");
         let seen = store.inspect(&resource, Detail::Full).await.expect("answered");
         let holder = &seen.holders[0];
-        assert_eq!((holder.label.as_deref(), holder.note.as_deref()), (Some("api-7"), Some("nightly")), "{key}");
+        assert_eq!(
+            (holder.label.as_deref(), holder.note.as_deref()),
+            (Some("api-7"), Some("nightly")),
+            "{key}"
+        );
     }
     let refused: Vec<_> = store.list("lock:").collect().await;
     assert!(matches!(refused[..], [Err(BackendError::Refused { .. })]), "{refused:?}");

@@ -241,6 +241,8 @@ impl RedlockBackend {
             constant_work: false,
             unsupported: Some(NO_SEMAPHORES.to_owned()),
             own_thread,
+            labels: true,
+            lists: true,
             ..Capabilities::new(store)
         };
         Self { quorum: Quorum::new(client, home, nodes, node_timeout, capabilities) }
