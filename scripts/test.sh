@@ -61,7 +61,7 @@ if [[ -z "${RUST_TEST_THREADS:-}" && $(nproc 2>/dev/null || echo 4) -lt 4 ]]; th
 fi
 
 # What talks to a server, over either library.
-over_both=(batch_redis cancellation cluster conformance faults_network faults_redis faults_server handover_redis mixed_fleet
+over_both=(batch_redis cancellation cluster conformance faults_network faults_redis faults_server handover_redis holders_redis mixed_fleet
     mutex_redis processes reentrant_processes reentrant_redis redlock renewals_redis replicas runtimes semaphore_processes semaphore_redis
     sentinel stalls store_state store_tracing error_texts)
 
@@ -129,7 +129,7 @@ programs LEASEHOLD_TEST_LOCAL_HANDOVER=on semaphore_memory semaphore_processes s
 programs LEASEHOLD_TEST_ACL=1 conformance model -- on_redis
 
 # Without fred: what was tested above is the same protocol on the other library. (With --all-servers, more of it is repeated.)
-over_redis_rs=(batch_redis cancellation cluster conformance error_texts faults_network faults_redis faults_server handover_redis
+over_redis_rs=(batch_redis cancellation cluster conformance error_texts faults_network faults_redis faults_server handover_redis holders_redis
     mutex_redis renewals_redis replicas runtimes sentinel stalls store_state store_tracing)
 configuration "redis-rs" "${shared[@]}" -p leasehold --no-default-features --features redis-rs,conformance "${over_redis_rs[@]/#/--test=}"
 programs

@@ -10,7 +10,10 @@ use std::future::ready;
 use std::path::Path;
 use std::time::Duration;
 
-use leasehold::{Client, Error};
+use futures::StreamExt;
+use leasehold::backend::{Backend, Claim, Detail, Kind, LeaseRef, Limit, Request, Resource};
+use leasehold::redis::RedisBackend;
+use leasehold::{BackendError, Client, Error};
 use support::acl;
 use support::{Raw, RedisServer, Reply, eventually, more_rules, within};
 
@@ -145,6 +148,39 @@ async fn with_the_optional_permissions_nothing_is_denied_and_earlier_connections
     assert_eq!(denied(&mut raw), BTreeSet::new());
     one.shutdown().await?;
     two.shutdown().await
+}
+
+/// To list what is held is the one thing for which they need another right.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn the_user_of_the_docs_has_labels_and_notes_and_lists_with_one_more_right() {
+    let Some((server, mut raw)) = server_with_user("labels and lists", &[]) else { return };
+    let url = format!("redis://leasehold:p%40ss%3Aword@127.0.0.1:{}", server.port());
+    let store = RedisBackend::connect(&url).await.expect("accepted");
+    for (key, kind, claim) in [
+        ("lock:{t}a", Kind::Mutex, Claim::Sole),
+        ("semaphore:b", Kind::Counting, Claim::Permits(1, Limit::stated(1))),
+    ] {
+        let resource = Resource::new(key, kind);
+        let mut request = Request::new(LeaseRef::new(store.lease_id(), resource.clone()), claim, SECOND * 30);
+        (request.label, request.note) = (Some("api-7".into()), Some("nightly".into()));
+        store.request(&request).await.expect("granted");
+        let seen = store.inspect(&resource, Detail::Full).await.expect("answered");
+        let holder = &seen.holders[0];
+        assert_eq!(
+            (holder.label.as_deref(), holder.note.as_deref()),
+            (Some("api-7"), Some("nightly")),
+            "{key}"
+        );
+    }
+    let refused: Vec<_> = store.list("lock:").collect().await;
+    assert!(matches!(refused[..], [Err(BackendError::Refused { .. })]), "{refused:?}");
+    let rules = more_rules("+scan");
+    let command = ["ACL", "SETUSER", "leasehold"].into_iter().chain(rules.iter().map(|rule| &**rule));
+    assert_eq!(raw.send(&command.collect::<Vec<_>>()), Reply::ok());
+    raw.send(&["ACL", "LOG", "RESET"]);
+    let listed: Vec<_> = store.list("").collect().await;
+    assert!(listed.len() == 2 && listed.iter().all(Result::is_ok), "{listed:?}");
+    assert_eq!(denied(&mut raw), BTreeSet::new());
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

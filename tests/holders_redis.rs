@@ -7,13 +7,13 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 
 use futures::{StreamExt, TryStreamExt};
-use leasehold::BackendError;
 use leasehold::backend::{
     Answer, Backend, Claim, Detail, Kind, LeaseRef, Limit, Listed, Released, Renew, Renewal, Request,
     Resource,
 };
 use leasehold::redis::RedisBackend;
 use leasehold::redlock::RedlockBackend;
+use leasehold::{BackendError, Client, Error};
 use support::{Cluster, Nodes, Raw, RedisServer, Reply, eventually, within};
 
 const SECOND: Duration = Duration::from_secs(1);
@@ -548,4 +548,31 @@ async fn a_list_of_a_hundred_thousand_names_delays_others_by_2_ms_at_most() {
         took / 3
     );
     assert!(p99(&beside) <= p99(&without) + Duration::from_millis(2));
+}
+
+/// The names of connections that begin like those of this crate, without what makes each of them unlike any other.
+fn connection_names(raw: &mut Raw) -> Vec<String> {
+    let clients = raw.send(&["CLIENT", "LIST"]).text().expect("text");
+    let names = clients
+        .lines()
+        .filter_map(|line| line.split(' ').find_map(|part| part.strip_prefix("name=leasehold")));
+    names.filter_map(|name| name.rsplit_once('-')).map(|(label, _)| label.to_owned()).collect()
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn the_connections_of_a_client_are_named_after_it() -> Result<(), Error> {
+    let Some(server) = RedisServer::start_or_skip("names of connections") else { return Ok(()) };
+    let mut raw = server.raw();
+    let quorum = format!("redlock://127.0.0.1:{}", server.port());
+    for (url, fail_fast) in [(server.url(), false), (server.url(), true), (quorum, false)] {
+        let client = Client::builder(url).label("api-7 (pid 4711) é").fail_fast(fail_fast).connect().await?;
+        client.mutex("machine:42")?.lock().await?.release().await?;
+        let names = connection_names(&mut raw);
+        assert_eq!(names, ["-api-7_(pid_4711)__"; 3], "commands, messages, and renewals");
+        client.shutdown().await?;
+        eventually(SECOND * 5, || std::future::ready(connection_names(&mut server.raw()).is_empty())).await;
+    }
+    let client = Client::builder(server.url()).label("").connect().await?;
+    assert_eq!(connection_names(&mut raw), [""; 3]);
+    client.shutdown().await
 }

@@ -24,7 +24,7 @@ enum Store {
 
 /// Connects to the store that `url` names. Its connections are named after the client with this label, where the store has names for them.
 #[cfg_attr(
-    not(any(feature = "mysql", feature = "postgres")),
+    not(any(feature = "mysql", feature = "postgres", feature = "_redis")),
     allow(unused_variables, reason = "not every store has names for connections")
 )]
 pub(crate) async fn connect(url: &str, label: Option<&str>) -> Result<Arc<dyn Backend>, Error> {
@@ -41,9 +41,11 @@ pub(crate) async fn connect(url: &str, label: Option<&str>) -> Result<Arc<dyn Ba
             Ok(Arc::new(super::postgres::PostgresBackend::builder(url)?.named_after(label).connect().await?))
         }
         #[cfg(feature = "_redis")]
-        Store::Redis => Ok(Arc::new(super::RedisBackend::connect(url).await?)),
+        Store::Redis => Ok(Arc::new(super::RedisBackend::builder(url)?.named_after(label).connect().await?)),
         #[cfg(feature = "_redis")]
-        Store::Redlock => Ok(Arc::new(super::RedlockBackend::connect(url).await?)),
+        Store::Redlock => {
+            Ok(Arc::new(super::RedlockBackend::builder(url)?.named_after(label).connect().await?))
+        }
         #[cfg(feature = "sqlite")]
         Store::Sqlite => Ok(Arc::new(super::sqlite::SqliteBackend::connect(url).await?)),
         #[cfg(feature = "zookeeper")]
@@ -55,7 +57,7 @@ pub(crate) async fn connect(url: &str, label: Option<&str>) -> Result<Arc<dyn Ba
 
 /// A client of the store that `url` names, which connects when needed.
 #[cfg_attr(
-    not(any(feature = "mysql", feature = "postgres")),
+    not(any(feature = "mysql", feature = "postgres", feature = "_redis")),
     allow(unused_variables, reason = "not every store has names for connections")
 )]
 pub(crate) fn connect_lazy(url: &str, label: Option<&str>) -> Result<Arc<dyn Backend>, Error> {
@@ -72,9 +74,11 @@ pub(crate) fn connect_lazy(url: &str, label: Option<&str>) -> Result<Arc<dyn Bac
             Ok(Arc::new(super::postgres::PostgresBackend::builder(url)?.named_after(label).connect_lazy()?))
         }
         #[cfg(feature = "_redis")]
-        Store::Redis => Ok(Arc::new(super::RedisBackend::builder(url)?.connect_lazy()?)),
+        Store::Redis => Ok(Arc::new(super::RedisBackend::builder(url)?.named_after(label).connect_lazy()?)),
         #[cfg(feature = "_redis")]
-        Store::Redlock => Ok(Arc::new(super::RedlockBackend::builder(url)?.connect_lazy()?)),
+        Store::Redlock => {
+            Ok(Arc::new(super::RedlockBackend::builder(url)?.named_after(label).connect_lazy()?))
+        }
         #[cfg(feature = "sqlite")]
         Store::Sqlite => Ok(Arc::new(super::sqlite::SqliteBackend::builder(url)?.connect_lazy()?)),
         #[cfg(feature = "zookeeper")]
@@ -97,7 +101,8 @@ pub(crate) async fn connect_fail_fast(url: &str, label: Option<&str>) -> Result<
     // It knows which server a request is for: in a cluster, only those for one that is away fail.
     #[cfg(feature = "_redis")]
     if Store::of(url)? == Store::Redis {
-        return Ok(Arc::new(super::RedisBackend::builder(url)?.fail_fast(true).connect().await?));
+        let builder = super::RedisBackend::builder(url)?.named_after(label);
+        return Ok(Arc::new(builder.fail_fast(true).connect().await?));
     }
     Ok(Arc::new(FailFast::new(connect(url, label).await?)))
 }
@@ -106,7 +111,8 @@ pub(crate) async fn connect_fail_fast(url: &str, label: Option<&str>) -> Result<
 pub(crate) fn connect_lazy_fail_fast(url: &str, label: Option<&str>) -> Result<Arc<dyn Backend>, Error> {
     #[cfg(feature = "_redis")]
     if Store::of(url)? == Store::Redis {
-        return Ok(Arc::new(super::RedisBackend::builder(url)?.fail_fast(true).connect_lazy()?));
+        let builder = super::RedisBackend::builder(url)?.named_after(label);
+        return Ok(Arc::new(builder.fail_fast(true).connect_lazy()?));
     }
     Ok(Arc::new(FailFast::new(connect_lazy(url, label)?)))
 }

@@ -216,7 +216,7 @@ impl RedisBackend {
             Connections::new(lives, commands.clone(), subscriber, notified, expected, closing.token());
         Ok(Self {
             client,
-            capabilities: Capabilities::new(store),
+            capabilities: Capabilities { labels: true, lists: true, ..Capabilities::new(store) },
             home,
             connections,
             commands,

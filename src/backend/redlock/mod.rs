@@ -243,6 +243,8 @@ impl RedlockBackend {
             own_thread,
             // The nodes that have it are known to its client only.
             resumable: false,
+            labels: true,
+            lists: true,
             ..Capabilities::new(store)
         };
         Self { quorum: Quorum::new(client, home, nodes, node_timeout, capabilities) }
