@@ -94,6 +94,24 @@ async fn kill(server: &MysqlServer, what: &str) {
     }
 }
 
+#[tokio::test]
+async fn the_database_shows_who_holds_what() {
+    let Some(server) = MysqlServer::start_or_skip("labels in the database") else { return };
+    let client =
+        Client::builder(server.url()).label("api-7 (pid 4711)").connect().await.expect("it accepts clients");
+    let mutex = client.mutex("machine:42").expect("a name").with_note("order 42");
+    let guard = mutex.lock().await.expect("it is free");
+    // As in `docs/mysql.md`.
+    let record = server
+        .execute("SELECT CONCAT(CONVERT(k USING utf8mb4), '\n', CONVERT(doc USING utf8mb4)) FROM leasehold")
+        .await;
+    let record = record.expect("it is held");
+    assert!(record.starts_with("lock:machine:42\n"), "{record}");
+    assert!(record.ends_with(r#" label="api-7 (pid 4711)" note="order 42""#), "{record}");
+    guard.release().await.expect("it was held");
+    client.shutdown().await.expect("it ends");
+}
+
 // Connecting
 
 #[tokio::test]

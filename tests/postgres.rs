@@ -81,6 +81,32 @@ impl SqlServer for PostgresServer {
 const TERMINATE: &str =
     "SELECT count(pg_terminate_backend(pid)) FROM pg_stat_activity WHERE application_name LIKE 'leasehold%'";
 
+/// The query in `docs/postgres.md`.
+const WHO: &str =
+    r#"SELECT key || ' ' || line FROM leasehold, string_to_table(doc, E'\n') AS line WHERE line LIKE 'h %'"#;
+
+#[tokio::test]
+async fn the_database_shows_who_holds_what_and_whose_sessions_there_are() {
+    let Some(server) = PostgresServer::start_or_skip("labels in the database") else { return };
+    let client =
+        Client::builder(server.url()).label("api-7 (pid 4711)").connect().await.expect("it accepts clients");
+    let mutex = client.mutex("machine:42").expect("a name").with_note("order 42");
+    let guard = mutex.lock().await.expect("it is free");
+    let line = server.execute(WHO).await.expect("it is held");
+    assert!(line.starts_with("lock:machine:42 h "), "{line}");
+    assert!(line.ends_with(r#" label="api-7 (pid 4711)" note="order 42""#), "{line}");
+    let named = "SELECT count(*) FROM pg_stat_activity WHERE application_name";
+    assert!(server.number(&format!("{named} = 'leasehold api-7 (pid 4711)'")).await >= 2);
+    assert_eq!(server.number(&format!("{named} = 'leasehold'")).await, 0);
+    let url =
+        format!("{}{}application_name=own", server.url(), if server.url().contains('?') { '&' } else { '?' });
+    let other = Client::builder(url).label("unused").connect().await.expect("it accepts clients");
+    assert!(server.number(&format!("{named} = 'own'")).await >= 2);
+    guard.release().await.expect("it was held");
+    other.shutdown().await.expect("it ends");
+    client.shutdown().await.expect("it ends");
+}
+
 // Connecting
 
 #[tokio::test]

@@ -18,6 +18,10 @@ use crate::error::Error;
 /// How large a record may be, unless the configuration says so.
 const MAX_PACKET: usize = 16 * 1024 * 1024;
 
+/// The attribute by which a server tells connections apart, and its value.
+const PROGRAM_NAME: &str = "program_name";
+const PROGRAM: &str = "leasehold";
+
 /// Makes a [`MysqlBackend`]: see [`MysqlBackend::builder`].
 ///
 /// | setting | in a URL | default |
@@ -39,7 +43,7 @@ impl MysqlBuilder {
         let attributes = opts
             .connect_attributes()
             .cloned()
-            .unwrap_or_else(|| HashMap::from([("program_name".to_owned(), "leasehold".to_owned())]));
+            .unwrap_or_else(|| HashMap::from([(PROGRAM_NAME.to_owned(), PROGRAM.to_owned())]));
         // `client_found_rows` off: the count of changed rows must not include rows that were already as requested. `prefer_socket` off: a
         // local proxy must not be bypassed.
         let opts: Opts = OptsBuilder::from_opts(opts)
@@ -119,12 +123,14 @@ impl MysqlBuilder {
         self
     }
 
-    /// Names the connections after a client with this label, as the attribute `program_name`, unless the configuration has attributes.
+    /// Names the connections after a client with this label, unless the configuration has attributes.
     pub(crate) fn named_after(mut self, label: Option<&str>) -> Self {
         let opts = &mut self.settings.target.opts;
-        if let Some(label) = label.filter(|_| opts.connect_attributes().is_none()) {
+        let name = opts.connect_attributes().and_then(|attributes| attributes.get(PROGRAM_NAME));
+        let is_ours = name.is_some_and(|name| name == PROGRAM);
+        if let Some(label) = label.filter(|_| is_ours) {
             let named = OptsBuilder::from_opts(opts.clone());
-            *opts = named.connect_attribute("program_name", format!("leasehold {label}")).into();
+            *opts = named.connect_attribute(PROGRAM_NAME, format!("{PROGRAM} {label}")).into();
         }
         self
     }
@@ -160,5 +166,25 @@ impl MysqlBuilder {
         let settings = self.settings.with_tls()?;
         let address = settings.address.clone();
         LedgerBackend::started(Store::start(Mysql::new(settings)), &address).map(MysqlBackend)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn connections_are_named_after_the_client_unless_they_have_attributes() {
+        let name = |opts: OptsBuilder, label| {
+            let builder = MysqlBuilder::new(opts.into()).named_after(label);
+            builder.settings.target.opts.connect_attributes().and_then(|all| all.get(PROGRAM_NAME)).cloned()
+        };
+        let plain = OptsBuilder::default;
+        assert_eq!(name(plain(), Some("api-7")).as_deref(), Some("leasehold api-7"));
+        assert_eq!(name(plain(), None).as_deref(), Some("leasehold"));
+        let own = || plain().connect_attribute("program_name", "mine");
+        assert_eq!(name(own(), Some("api-7")).as_deref(), Some("mine"));
+        let none = || plain().connect_attribute("team", "locks");
+        assert_eq!(name(none(), Some("api-7")), None);
     }
 }
