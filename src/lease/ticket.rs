@@ -118,7 +118,7 @@ impl Keeper {
         let lease = Lease::handed_over(request, Arc::clone(&handed.terms), handed.token, sent, now);
         {
             let mut leases = self.leases.lock();
-            if self.closing.is_closed() {
+            if self.draining.is_closed() {
                 let name = Some(handed.lease.resource.name().to_owned());
                 return Err(Error::Closed { name, operation: "resume" });
             }
@@ -128,7 +128,7 @@ impl Keeper {
             leases.insert(lease.id(), Arc::clone(&lease));
         }
         self.given.lock().remove(&lease.id());
-        let hold = Hold { lease, token: handed.token };
+        let hold = Hold { lease, token: handed.token, source: Source::Store };
         if let Some(due) = hold.begin(now) {
             self.schedule.file_taken_up(&hold.lease, due, now);
         }
