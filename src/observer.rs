@@ -258,6 +258,8 @@ pub enum ReleaseOutcome {
     Confirmed,
     /// It was passed on to another task of the same client.
     PassedOn,
+    /// It was made a ticket, for another process: [`Guard::into_ticket`](crate::Guard::into_ticket).
+    HandedOver,
     /// Nobody waits for the answer, because the guard or its `release` future was dropped: it is released in the background.
     InBackground,
     /// `release` has failed with an error of this kind. It is repeated in the background for a while.
@@ -271,6 +273,7 @@ impl ReleaseOutcome {
         match self {
             Self::Confirmed => "confirmed",
             Self::PassedOn => "passed_on",
+            Self::HandedOver => "handed_over",
             Self::InBackground => "in_background",
             Self::Failed(kind) => kind.as_str(),
         }

@@ -33,10 +33,8 @@
 //! 10. Nothing here blocks, except that the end of that runtime waits up to 100 ms for pending releases, and so does what
 //!    is dropped outside any tokio runtime, for its own (up to 1 s for all together, and then a tenth of the time). Dropping a guard needs no runtime: a release waits in a
 //!    queue until the keeper's tasks run again, or is sent from the crate's own thread (`release`, `release_queue`).
-//! 10. Observers are told of what happens when no mutex is held. Of everything acquired that they were told of, they are told the end
+//! 11. Observers are told of what happens when no mutex is held. Of everything acquired that they were told of, they are told the end
 //!     once (`observed`, and [`observer`](crate::observer)).
-//!     is dropped outside any tokio runtime, for its own (up to 1 s for all together, and then a tenth of the time). Dropping a guard needs no runtime: a release waits in a
-//!     queue until the keeper's tasks run again, or is sent from the crate's own thread (`release`, `release_queue`).
 
 mod acquire;
 mod deadline;

@@ -48,19 +48,7 @@ impl<'a, F> Observed<'a, F> {
     }
 
     fn acquired(&self, hold: &Hold) {
-        let now = self.waiting_since.map(|since| (since, Instant::now()));
-        self.observers.tell(&Event::Acquired {
-            subject: self.observers.subject(self.resource),
-            token: hold.token,
-            permits: self.permits,
-            waited: now.map(|(since, now)| now.saturating_duration_since(since)).unwrap_or_default(),
-            had_to_wait: now.is_some(),
-            source: hold.source,
-        });
-        // Afterwards, so that its end is told after its beginning.
-        if let Some(reason) = hold.observe(self.observers, now.map(|(_, now)| now)) {
-            tell_lost(self.observers, hold, Duration::ZERO, reason);
-        }
+        tell_acquired(self.observers, hold, self.permits, self.waiting_since);
     }
 
     fn not_acquired(&self, outcome: RequestOutcome) {
@@ -105,6 +93,22 @@ impl<F> Drop for Observed<'_, F> {
     }
 }
 
+fn tell_acquired(observers: &Arc<Observers>, hold: &Hold, permits: u32, waiting_since: Option<Instant>) {
+    let now = waiting_since.map(|since| (since, Instant::now()));
+    observers.tell(&Event::Acquired {
+        subject: observers.subject(hold.resource()),
+        token: hold.token,
+        permits,
+        waited: now.map(|(since, now)| now.saturating_duration_since(since)).unwrap_or_default(),
+        had_to_wait: now.is_some(),
+        source: hold.source,
+    });
+    // Afterwards, so that its end is told after its beginning.
+    if let Some(reason) = hold.observe(observers, now.map(|(_, now)| now)) {
+        tell_lost(observers, hold, Duration::ZERO, reason);
+    }
+}
+
 fn tell_lost(observers: &Observers, hold: &Hold, held: Duration, reason: LossReason) {
     let subject = observers.subject(hold.resource());
     observers.tell(&Event::Lost { subject, token: hold.token, held, reason });
@@ -119,6 +123,13 @@ impl Keeper {
     /// Since when the current hold is observed, if it is.
     pub(super) fn observed_since(&self, hold: &Hold) -> Option<Instant> {
         self.observed().and_then(|_| hold.observed_since())
+    }
+
+    /// A lease that another process has handed over was taken up here.
+    pub(super) fn tell_resumed(&self, hold: &Hold, permits: u32) {
+        if let Some(observers) = self.observed() {
+            tell_acquired(observers, hold, permits, None);
+        }
     }
 
     pub(super) fn tell_released(&self, hold: &Hold, held: Duration, outcome: ReleaseOutcome) {

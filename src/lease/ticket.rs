@@ -14,6 +14,7 @@ use super::lease::{Hold, Lease, NotGiven, RETRY};
 use crate::backend::{BackendError, Claim, LeaseRef, Limit, Renew, Renewal, Request};
 use crate::error::Error;
 use crate::fence::FencingToken;
+use crate::observer::{ReleaseOutcome, Source};
 use crate::options::Settings;
 
 /// A lease between two clients.
@@ -44,7 +45,7 @@ impl Keeper {
     pub(crate) fn hand_over(&self, hold: &Hold, permits: u32) -> Result<HandedOver, Error> {
         self.origin.check("hand over", Some(hold.name()))?;
         self.check_resumable()?;
-        let (lease, now) = (&hold.lease, Instant::now());
+        let (lease, now, since) = (&hold.lease, Instant::now(), self.observed_since(hold));
         let next = match lease.group() {
             Some(group) => self.queue(group, |queue| {
                 lease.give_away(hold.token, now).map(|()| self.replacements_for(lease, queue))
@@ -61,6 +62,9 @@ impl Keeper {
         self.forget(lease.id());
         hold.finish();
         self.request(next);
+        if let Some(since) = since {
+            self.tell_released(hold, now.saturating_duration_since(since), ReleaseOutcome::HandedOver);
+        }
         tracing::debug!(name = %hold.name(), token = hold.token.get(), "handed over by a ticket");
         let Settings { ttl, renewal_period, max_hold, .. } = **lease.terms();
         // No lease that comes from elsewhere is passed on within a client.
@@ -87,7 +91,9 @@ impl Keeper {
         self.ensure_running();
         let (renewal, sent) = self.renew_handed_over(handed).await;
         match renewal.map_err(|error| self.error(error, "resume", Some(name)))? {
-            Renewal::Renewed => self.take_in(handed, sent),
+            Renewal::Renewed => {
+                self.take_in(handed, sent).inspect(|hold| self.tell_resumed(hold, handed.permits))
+            }
             Renewal::Lost(reason) => {
                 Err(Error::Lost { name: name.to_owned(), token: handed.token, reason, detail: None })
             }
