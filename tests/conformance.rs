@@ -307,6 +307,7 @@ mod on_redis {
     }
 
     contract!(redis);
+    claims!(redis);
 
     /// Why `check` fails on a store that gives every place the same ticket.
     async fn found_out<C: Future<Output = ()> + Send + 'static>(
