@@ -29,6 +29,8 @@
 //! | a limited number, with as many as possible at work | [`CountingSemaphore`] | in order of arrival among the requests that fit |
 //! | many readers or one writer | [`RwLock`] | in order of arrival, readers next to each other together |
 //! | a limited number, strictly in turn | [`FairSemaphore`] | in order of arrival, even if permits are idle until a large request fits |
+//! | one of all processes that want to lead, under a value that others see | [`Election`] | in order of arrival |
+//! | one of all schedulers to each run of a job | [`Once`] | those that come too late leave it out |
 //!
 //! # Which store
 //!
