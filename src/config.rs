@@ -51,6 +51,7 @@ pub(crate) struct SemaphoreFields {
 #[serde(deny_unknown_fields)]
 struct ClientFields {
     url: String,
+    label: Option<String>,
     #[serde(default)]
     fail_fast: bool,
     #[serde(default)]
@@ -172,8 +173,10 @@ impl From<SemaphoreOptions> for SemaphoreFields {
 
 impl From<ClientFields> for ClientBuilder {
     fn from(fields: ClientFields) -> Self {
-        let ClientFields { url, fail_fast, mutex, semaphore } = fields;
-        Client::builder(url).fail_fast(fail_fast).mutex_options(mutex).semaphore_options(semaphore)
+        let ClientFields { url, label, fail_fast, mutex, semaphore } = fields;
+        let builder = Client::builder(url);
+        let builder = if let Some(label) = label { builder.label(label) } else { builder };
+        builder.fail_fast(fail_fast).mutex_options(mutex).semaphore_options(semaphore)
     }
 }
 

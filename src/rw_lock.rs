@@ -255,7 +255,7 @@ impl fmt::Debug for RwLock {
 /// A [`RwLock`] held for writing. It is a [`Guard`] in all other respects: see there for what happens when it is dropped, and when its
 /// lease is lost.
 #[must_use = "dropping the guard releases it at once"]
-pub struct WriteGuard(Guard);
+pub struct WriteGuard(pub(crate) Guard);
 
 impl WriteGuard {
     /// Turns this into a guard for reading, which has the same lease and token, and lets the readers in that are next in

@@ -6,12 +6,14 @@ use std::time::Duration;
 
 use super::calls;
 use super::drive::drive;
-use super::locks::{DistMutex, ReentrantLock};
+use super::guard::Guard;
+use super::locks::{DistMutex, ReentrantLock, RwLock};
 use super::semaphores::{CountingSemaphore, FairSemaphore};
 use crate::ClientBuilder;
 use crate::backend::{Backend, Finding, StoreState};
 use crate::error::Error;
 use crate::options::{MutexOptions, SemaphoreOptions};
+use crate::ticket::LeaseTicket;
 
 /// A connection to a store, from which locks and semaphores are created: [`crate::Client`] without async. Cheap to clone,
 /// and can be used from any number of threads at a time.
@@ -133,6 +135,46 @@ impl Client {
         self.0.reentrant_lock_with(name, owner, options).map(ReentrantLock)
     }
 
+    /// Returns the read/write lock called `name`, with default options. No I/O.
+    ///
+    /// # Errors
+    ///
+    /// As for [`crate::Client::rw_lock`].
+    pub fn rw_lock(&self, name: &str) -> Result<RwLock, Error> {
+        self.0.rw_lock(name).map(RwLock)
+    }
+
+    /// Returns the read/write lock called `name`, with the given options. No I/O.
+    ///
+    /// # Errors
+    ///
+    /// As for [`crate::Client::rw_lock_with`].
+    pub fn rw_lock_with(&self, name: &str, options: MutexOptions) -> Result<RwLock, Error> {
+        self.0.rw_lock_with(name, options).map(RwLock)
+    }
+
+    /// What the client is called at the store: see [`crate::Client::label`].
+    #[must_use]
+    pub fn label(&self) -> Option<&str> {
+        self.0.label()
+    }
+
+    /// Enough of the id of this client to tell it from others: see [`crate::Client::id`].
+    #[must_use]
+    pub fn id(&self) -> String {
+        self.0.id()
+    }
+
+    /// Takes up a lease that another process has handed over: see [`crate::Client::resume`].
+    ///
+    /// # Errors
+    ///
+    /// As for [`crate::Client::resume`]; [`Error::Unsupported`] on the crate's own threads.
+    pub fn resume(&self, ticket: &LeaseTicket) -> Result<Guard, Error> {
+        let (client, ticket) = (self.0.clone(), ticket.clone());
+        drive("resume", async move { client.resume(&ticket).await }).map(Guard)
+    }
+
     /// Returns the counting semaphore called `name` with `limit` permits and default options. No I/O.
     ///
     /// # Errors
@@ -191,6 +233,9 @@ impl Client {
 
         /// Checks the servers of the store for problems and risky settings.
         fn check() -> Vec<Finding>;
+
+        /// Refuses new requests, waits up to `limit` for the guards that there are, and shuts down.
+        fn close(limit: Duration) -> ();
 
         /// Shuts down everything that was created from this client: waiting calls of other threads fail with
         /// [`Error::Closed`], live guards lose their leases, and everything is released in the store. Takes 5 s at most.

@@ -8,6 +8,7 @@ use crate::error::{Error, LossReason};
 use crate::fence::FencingToken;
 use crate::guard::LeaseEnd;
 use crate::runtime::spawn_on;
+use crate::ticket::LeaseTicket;
 
 /// A held lock or permit: [`crate::Guard`] without async. It is renewed on the crate's own thread for as long as this guard
 /// is alive.
@@ -126,6 +127,21 @@ impl Guard {
             }
         });
         Ok(())
+    }
+
+    /// Enough of the id of the lease to tell it from others: see [`crate::Guard::lease_id`]. No I/O.
+    #[must_use]
+    pub fn lease_id(&self) -> String {
+        self.0.lease_id()
+    }
+
+    /// Hands the lease over to another process: see [`crate::Guard::into_ticket`]. No I/O.
+    ///
+    /// # Errors
+    ///
+    /// As for [`crate::Guard::into_ticket`].
+    pub fn into_ticket(self) -> Result<LeaseTicket, Error> {
+        self.0.into_ticket()
     }
 
     /// Releases the guard and waits until the store has confirmed it. `Ok` means that the lease was held until the end.

@@ -1,6 +1,7 @@
 //! The locks.
 
 use std::fmt;
+use std::ops::Deref;
 use std::time::Duration;
 
 use super::calls;
@@ -30,6 +31,12 @@ impl DistMutex {
     #[must_use]
     pub fn name(&self) -> &str {
         self.0.name()
+    }
+
+    /// The same, whose acquisitions carry this note: see [`crate::DistMutex::with_note`].
+    #[must_use]
+    pub fn with_note(&self, note: impl Into<String>) -> Self {
+        Self(self.0.with_note(note))
     }
 
     calls! { DistMutex {
@@ -80,6 +87,12 @@ impl ReentrantLock {
         self.0.name()
     }
 
+    /// The same, whose acquisitions carry this note: see [`crate::ReentrantLock::with_note`].
+    #[must_use]
+    pub fn with_note(&self, note: impl Into<String>) -> Self {
+        Self(self.0.with_note(note))
+    }
+
     /// The owner's name.
     #[must_use]
     pub fn owner(&self) -> &str {
@@ -107,6 +120,105 @@ impl ReentrantLock {
 }
 
 impl fmt::Debug for ReentrantLock {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.fmt(f)
+    }
+}
+
+/// A lock for many readers or one writer: [`crate::RwLock`] without async.
+///
+/// ```
+/// use leasehold::blocking::Client;
+///
+/// let lock = Client::memory().rw_lock("prices")?;
+/// let writing = lock.write()?;
+/// assert!(lock.try_read()?.is_none(), "one is writing");
+/// let reading = writing.downgrade()?;
+/// assert!(lock.try_read()?.is_some());
+/// # drop(reading);
+/// # Ok::<(), leasehold::Error>(())
+/// ```
+#[derive(Clone)]
+pub struct RwLock(pub(super) crate::RwLock);
+
+impl RwLock {
+    /// The name, without prefix.
+    #[must_use]
+    pub fn name(&self) -> &str {
+        self.0.name()
+    }
+
+    /// The same, whose acquisitions carry this note: see [`crate::RwLock::with_note`].
+    #[must_use]
+    pub fn with_note(&self, note: impl Into<String>) -> Self {
+        Self(self.0.with_note(note))
+    }
+
+    calls! { RwLock {
+        /// Locks for reading, together with other readers, waiting as long as necessary.
+        fn read() -> Guard;
+
+        /// Locks for reading if no writer holds the lock and nobody waits for it.
+        fn try_read() -> Option<Guard>;
+
+        /// Locks for reading, waiting for at most `timeout`. However short the timeout, the call waits up to 100 ms for a
+        /// first answer from the store.
+        fn read_timeout(timeout: Duration) -> Guard;
+
+        /// Locks for writing, alone, waiting as long as necessary.
+        fn write() -> WriteGuard;
+
+        /// Locks for writing if nobody holds the lock or waits for it.
+        fn try_write() -> Option<WriteGuard>;
+
+        /// Locks for writing, waiting for at most `timeout`. However short the timeout, the call waits up to 100 ms for a
+        /// first answer from the store.
+        fn write_timeout(timeout: Duration) -> WriteGuard;
+
+        /// Returns who holds the lock and who waits for it. This is a snapshot and may already be out of date.
+        fn inspect() -> Inspection;
+    }}
+}
+
+impl fmt::Debug for RwLock {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.fmt(f)
+    }
+}
+
+/// A [`RwLock`] held for writing: [`crate::WriteGuard`] without async.
+#[must_use = "dropping the guard releases it at once"]
+pub struct WriteGuard(pub(super) Guard);
+
+impl WriteGuard {
+    /// Turns this into a guard for reading, without letting another writer in: see [`crate::WriteGuard::downgrade`].
+    ///
+    /// # Errors
+    ///
+    /// As for [`crate::WriteGuard::downgrade`].
+    pub fn downgrade(self) -> Result<Guard, Error> {
+        drive("downgrade", crate::WriteGuard(self.0.0).downgrade()).map(Guard)
+    }
+
+    /// Releases the lock and waits until the store has confirmed it: see [`Guard::release`].
+    ///
+    /// # Errors
+    ///
+    /// As for [`Guard::release`].
+    pub fn release(self) -> Result<(), Error> {
+        self.0.release()
+    }
+}
+
+impl Deref for WriteGuard {
+    type Target = Guard;
+
+    fn deref(&self) -> &Guard {
+        &self.0
+    }
+}
+
+impl fmt::Debug for WriteGuard {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         self.0.fmt(f)
     }

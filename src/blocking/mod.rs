@@ -39,6 +39,7 @@
 //! | `guard.protect(work)`, `guard.try_protect(work)` | a thread cannot be stopped: the work calls [`guard.check()?`](Guard::check) |
 //! | `guard.lost().await` | [`guard.on_lost(callback)`](Guard::on_lost), or a thread that waits for [`guard.ended()`](Guard::ended) |
 //! | `client.state_changes()` | [`client.as_async().state_changes()`](Client::as_async), or [`client.state()`](Client::state) from time to time |
+//! | `election`, `once`, `lock_all`, `list` | on a runtime of the program's own, with [`client.as_async()`](Client::as_async) |
 //!
 //! [Options](crate::MutexOptions), [errors](crate::Error), [tokens](crate::FencingToken) and the [fence](crate::Fence) are the
 //! same types.
@@ -51,7 +52,7 @@ mod semaphores;
 
 pub use client::Client;
 pub use guard::{Ended, Guard};
-pub use locks::{DistMutex, ReentrantLock};
+pub use locks::{DistMutex, ReentrantLock, RwLock, WriteGuard};
 pub use semaphores::{CountingSemaphore, FairSemaphore};
 
 use crate::backend::{Finding, Inspection};
@@ -97,6 +98,22 @@ impl Face for Option<crate::Guard> {
     }
 }
 
+impl Face for crate::WriteGuard {
+    type Blocking = WriteGuard;
+
+    fn face(self) -> WriteGuard {
+        WriteGuard(Guard(self.0))
+    }
+}
+
+impl Face for Option<crate::WriteGuard> {
+    type Blocking = Option<WriteGuard>;
+
+    fn face(self) -> Option<WriteGuard> {
+        self.map(Face::face)
+    }
+}
+
 macro_rules! same {
     ($($type:ty),*) => {$(
         impl Face for $type {
@@ -128,15 +145,26 @@ mod tests {
         handle::<Client>();
         handle::<DistMutex>();
         handle::<ReentrantLock>();
+        handle::<RwLock>();
         handle::<CountingSemaphore>();
         handle::<FairSemaphore>();
         held::<Guard>();
+        held::<WriteGuard>();
         held::<Ended>();
     }
 
     /// What this interface has no method of the same name for.
-    const OTHERWISE: [&str; 4] = [
-        "Client::state_changes", // `as_async`
+    const OTHERWISE: [&str; 13] = [
+        "Client::builder_with_backend", // `with_backend`
+        "Client::election",             // `as_async`, like the others that last, or are streams
+        "Client::election_with",
+        "Client::list",
+        "Client::lock_all",
+        "Client::lock_all_with",
+        "Client::once",
+        "Client::once_with",
+        "Client::state_changes",
+        "Client::with_observer", // `as_async`
         "Guard::lost",           // `on_lost`, `ended`
         "Guard::protect",        // `check`
         "Guard::try_protect",    // `check`
@@ -171,8 +199,8 @@ mod tests {
     }
 
     fn methods(source: &str) -> Vec<String> {
-        const OF: [&str; 6] =
-            ["Client", "DistMutex", "ReentrantLock", "CountingSemaphore", "FairSemaphore", "Guard"];
+        const OF: [&str; 7] =
+            ["Client", "DistMutex", "ReentrantLock", "CountingSemaphore", "FairSemaphore", "Guard", "RwLock"];
         let (mut of, mut methods) = (Vec::new(), Vec::new());
         for line in source.lines() {
             if line.ends_with('{') && (line.starts_with("impl ") || line.starts_with("        impl ")) {
