@@ -164,6 +164,23 @@ use crate::semaphore::CountingSemaphore;
 /// # Ok(()) }
 /// ```
 ///
+/// # Handing over to another process
+///
+/// A guard becomes a secret text, by which another process goes on holding, under the same token:
+/// [`LeaseTicket`](crate::LeaseTicket).
+///
+/// ```
+/// # #[tokio::main(flavor = "current_thread")]
+/// # async fn main() -> Result<(), leasehold::Error> {
+/// # let client = leasehold::Client::connect("memory:handover").await?;
+/// # let other_process = leasehold::Client::connect("memory:handover").await?;
+/// let guard = client.mutex("machine:42")?.lock().await?;
+/// let secret = guard.into_ticket()?.expose(); // nobody renews the lease until it is resumed, within its TTL
+/// let guard = other_process.resume(&secret.parse()?).await?; // renewed from here on
+/// guard.release().await?;
+/// # Ok(()) }
+/// ```
+///
 /// # Fencing tokens
 ///
 /// A process that is paused for longer than its lease cannot be notified, and may write late. A resource that compares

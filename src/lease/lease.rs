@@ -1277,6 +1277,24 @@ mod tests {
     }
 
     #[test]
+    fn nothing_of_a_lease_that_was_given_away_is_released_whatever_comes_to_light() {
+        let (lease, now) = (lease(), Instant::now());
+        lease.answered(Ok(Answer::Granted(grant(42))), now, now);
+        let hold = lease.hand().unwrap();
+        assert!(lease.give_away(hold.token, now).is_err(), "not taken up");
+        hold.begin(now);
+        hold.split();
+        assert_eq!(lease.give_away(hold.token, now), Err(NotGiven::Shared));
+        lease.leave(hold.token, 0, now).unwrap();
+        assert_eq!(lease.give_away(hold.token, now), Ok(()));
+        lease.request_dropped();
+        assert_eq!(pushed(&lease, 7, 42, now), PushOutcome::Known);
+        assert_eq!(lease.take_known(), Known::Nothing);
+        assert_eq!((lease.end(false, now), lease.pass_on(now).is_none()), (None, true));
+        assert_eq!(lease.give_away(hold.token, now), Err(NotGiven::Lost(LossReason::Expired)));
+    }
+
+    #[test]
     fn a_lease_that_is_given_up_while_its_request_is_in_flight_may_be_known() {
         let (lease, now) = (lease(), Instant::now());
         assert!(lease.give_up() && lease.take_known() == Known::Possible);
