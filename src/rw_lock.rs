@@ -12,6 +12,7 @@ use crate::backend::{Claim, Detail, Inspection, Kind, Limit};
 use crate::client::Client;
 use crate::error::Error;
 use crate::guard::Guard;
+use crate::label::with_note;
 use crate::lease::{Engine, StatedLimit, Wait};
 use crate::name;
 use crate::options::MutexOptions;
@@ -111,6 +112,8 @@ impl RwLock {
     pub fn name(&self) -> &str {
         self.primitive.name()
     }
+
+    with_note!(primitive);
 
     /// Locks for reading, together with other readers, waiting as long as necessary until every request that arrived earlier was served and no writer holds the
     /// lock.

@@ -23,6 +23,12 @@ macro_rules! semaphore {
                 self.0.name()
             }
 
+            /// The same, whose acquisitions carry this note: see [`crate::DistMutex::with_note`].
+            #[must_use]
+            pub fn with_note(&self, note: impl Into<String>) -> Self {
+                Self(self.0.with_note(note))
+            }
+
             /// The limit that this handle uses: the one it was created with, or a later one that it has followed. No I/O.
             #[must_use]
             pub fn limit(&self) -> u32 {
