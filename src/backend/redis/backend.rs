@@ -79,9 +79,10 @@ impl Backend for RedisBackend {
                 return self.check_open().map(|()| Released::Absent);
             }
             self.notifications.forget(lease.id);
-            // Sent ahead of the release: its outcome changes nothing.
-            drop(self.descriptions.send_with_release(&self.commands, lease));
-            self.release_until_answered(lease, 0).await
+            let described = self.descriptions.send_with_release(&self.commands, lease);
+            let released = self.release_until_answered(lease, 0).await;
+            written(described).await;
+            released
         };
         self.home.awaiting(call).boxed()
     }
@@ -204,11 +205,13 @@ impl Backend for RedisBackend {
         async move {
             self.check_open()?;
             self.notifications.forget(lease.id);
-            if keep == 0 {
-                drop(self.descriptions.send_with_release(&self.renewing, lease));
-            }
+            let whole = (keep == 0).then_some(lease);
+            let described =
+                whole.and_then(|lease| self.descriptions.send_with_release(&self.renewing, lease));
             let renewing = self.renewing.of(&lease.resource);
-            release(&renewing, lease, keep, self.gap()).await
+            let released = release(&renewing, lease, keep, self.gap()).await;
+            written(described).await;
+            released
         }
         .boxed()
     }

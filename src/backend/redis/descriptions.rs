@@ -68,7 +68,7 @@ struct Text {
     lasts: Duration,
 }
 
-/// Texts on their way. They have been sent; whether they have arrived is known when this is done.
+/// Texts on their way, to be kept until this is done: a client library may not send what is dropped.
 pub(super) type Sent = BoxFuture<'static, ()>;
 
 impl Descriptions {
