@@ -6,6 +6,8 @@
 //!
 //! * `uncontended/*`: acquiring something uncontended, and releasing it. After `lock + drop`, the release continues in
 //!   the background, and the next `lock` waits for it, so the figure includes both.
+//! * `observed/*`: locking and releasing something uncontended, as `uncontended/lock + release`, which nobody observes: with an observer that
+//!   does nothing, and with the feature `metrics` while no exporter is installed.
 //! * `held/*`: the methods of a guard, and `protect` around work that is ready at once or that yields once; for
 //!   comparison with the latter, the same work without `protect`.
 //! * `handover/*`: two tasks that take turns, or a number of waiters behind a held lock: from the first release until
@@ -17,7 +19,8 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 use criterion::{Criterion, Throughput};
-use leasehold::{Client, DistMutex, Error, Guard};
+use leasehold::observer::Event;
+use leasehold::{Client, DistMutex, Error, Guard, MetricsObserver, Observer};
 use tokio::runtime::{Builder, Runtime};
 use tokio::task::{JoinSet, yield_now};
 
@@ -26,6 +29,7 @@ const WAITERS: usize = 100;
 fn main() {
     let mut criterion = Criterion::default().configure_from_args();
     uncontended(&mut criterion);
+    observed(&mut criterion);
     while_held(&mut criterion);
     hand_over(&mut criterion);
     criterion.final_summary();
@@ -57,6 +61,28 @@ fn uncontended(criterion: &mut Criterion) {
     group.bench_function("counting semaphore, acquire + release", |bencher| {
         bencher.to_async(&runtime).iter(|| released(counting.acquire()));
     });
+    group.finish();
+}
+
+fn observed(criterion: &mut Criterion) {
+    let runtime = runtime();
+    let observers: [(&str, Arc<dyn Observer>); 2] = [
+        (
+            "lock + release, an observer",
+            Arc::new(|event: &Event<'_>| {
+                black_box(event);
+            }),
+        ),
+        ("lock + release, metrics", Arc::new(MetricsObserver::new())),
+    ];
+    let mut group = criterion.benchmark_group("observed");
+    for (name, observer) in observers {
+        let client = Client::memory().with_observer(observer);
+        let mutex = client.mutex("mutex").expect("a valid name");
+        group.bench_function(name, |bencher| {
+            bencher.to_async(&runtime).iter(|| released(mutex.lock()));
+        });
+    }
     group.finish();
 }
 
