@@ -31,8 +31,9 @@
 //! 9. A lease that was handed over to another process is neither released nor renewed here, nor passed on, whatever is still on its way;
 //!    one that comes from another process is renewed before it is held (`ticket`).
 //! 10. Nothing here blocks, except that the end of that runtime waits up to 100 ms for pending releases, and so does what
-//!    is dropped outside any tokio runtime, for its own (up to 1 s for all together, and then a tenth of the time). Dropping a guard needs no runtime: a release waits in a
-//!    queue until the keeper's tasks run again, or is sent from the crate's own thread (`release`, `release_queue`).
+//!     is dropped outside any tokio runtime, for its own (up to 1 s for all together, and then a tenth of the time).
+//!     Dropping a guard needs no runtime: a release waits in a queue until the keeper's tasks run again, or is sent from
+//!     the crate's own thread (`release`, `release_queue`).
 //! 11. Observers are told of what happens when no mutex is held. Of everything acquired that they were told of, they are told the end
 //!     once (`observed`, and [`observer`](crate::observer)).
 
