@@ -49,6 +49,40 @@ fn check(argument: &'static str, text: &str, limit: usize) -> Result<(), Error> 
     Ok(())
 }
 
+/// The note that belongs on the page of every primitive.
+macro_rules! with_note {
+    ($field:ident) => {
+        /// A handle of the same name whose acquisitions carry this note, for people who look at the store: what it is
+        /// for, a request id, a user. `inspect` reports it as [`Holder::note`](crate::Holder::note) and
+        /// [`Waiter::note`](crate::Waiter::note), beside the [label](crate::ClientBuilder::label) of the client. The
+        /// empty note is none.
+        ///
+        /// An acquisition with a note takes no part in the hand-over among the tasks of one client, because the note at
+        /// the store would remain that of the first of them: it always has a lease of its own.
+        ///
+        /// A note has at most [`MAX_NOTE_BYTES`](crate::MAX_NOTE_BYTES) and no control characters: otherwise, each
+        /// acquisition fails with [`Error::InvalidArgument`](crate::Error::InvalidArgument).
+        ///
+        /// ```
+        /// # #[tokio::main(flavor = "current_thread")]
+        /// # async fn main() -> Result<(), leasehold::Error> {
+        /// let mutex = leasehold::Client::memory().mutex("machine:42")?;
+        /// let guard = mutex.with_note("nightly report, run 17").lock().await?;
+        /// let holders = mutex.inspect().await?.holders;
+        /// assert_eq!(holders[0].note.as_deref(), Some("nightly report, run 17"));
+        /// # drop(guard);
+        /// # Ok(()) }
+        /// ```
+        #[must_use]
+        pub fn with_note(&self, note: impl Into<String>) -> Self {
+            let mut noted = self.clone();
+            noted.$field.set_note(&note.into());
+            noted
+        }
+    };
+}
+pub(crate) use with_note;
+
 impl Client {
     /// What the client is called at the store: see [`ClientBuilder::label`](crate::ClientBuilder::label).
     #[must_use]
@@ -92,40 +126,6 @@ impl Guard {
         self.hold().lease.id().short()
     }
 }
-
-/// The note that belongs on the page of every primitive.
-macro_rules! with_note {
-    ($field:ident) => {
-        /// A handle of the same name whose acquisitions carry this note, for people who look at the store: what it is
-        /// for, a request id, a user. `inspect` reports it as [`Holder::note`](crate::Holder::note) and
-        /// [`Waiter::note`](crate::Waiter::note), beside the [label](crate::ClientBuilder::label) of the client. The
-        /// empty note is none.
-        ///
-        /// An acquisition with a note takes no part in the hand-over among the tasks of one client, because the note at
-        /// the store would remain that of the first of them: it always has a lease of its own.
-        ///
-        /// A note has at most [`MAX_NOTE_BYTES`](crate::MAX_NOTE_BYTES) and no control characters: otherwise, each
-        /// acquisition fails with [`Error::InvalidArgument`](crate::Error::InvalidArgument).
-        ///
-        /// ```
-        /// # #[tokio::main(flavor = "current_thread")]
-        /// # async fn main() -> Result<(), leasehold::Error> {
-        /// let mutex = leasehold::Client::memory().mutex("machine:42")?;
-        /// let guard = mutex.with_note("nightly report, run 17").lock().await?;
-        /// let holders = mutex.inspect().await?.holders;
-        /// assert_eq!(holders[0].note.as_deref(), Some("nightly report, run 17"));
-        /// # drop(guard);
-        /// # Ok(()) }
-        /// ```
-        #[must_use]
-        pub fn with_note(&self, note: impl Into<String>) -> Self {
-            let mut noted = self.clone();
-            noted.$field.set_note(&note.into());
-            noted
-        }
-    };
-}
-pub(crate) use with_note;
 
 #[cfg(test)]
 mod tests {

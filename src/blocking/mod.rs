@@ -154,7 +154,7 @@ mod tests {
     }
 
     /// What this interface has no method of the same name for.
-    const OTHERWISE: [&str; 13] = [
+    const OTHERWISE: [&str; 14] = [
         "Client::builder_with_backend", // `with_backend`
         "Client::election",             // `as_async`, like the others that last, or are streams
         "Client::election_with",
@@ -164,10 +164,11 @@ mod tests {
         "Client::once",
         "Client::once_with",
         "Client::state_changes",
-        "Client::with_observer", // `as_async`
-        "Guard::lost",           // `on_lost`, `ended`
-        "Guard::protect",        // `check`
-        "Guard::try_protect",    // `check`
+        "Client::with_metrics", // the builder
+        "Client::with_observer",
+        "Guard::lost",        // `on_lost`, `ended`
+        "Guard::protect",     // `check`
+        "Guard::try_protect", // `check`
     ];
 
     /// A method that the async interface gets is also wanted here.

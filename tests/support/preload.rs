@@ -10,7 +10,11 @@ use std::sync::atomic::{AtomicU32, Ordering};
 
 use super::redis::REQUIRE;
 
-const DIR: &str = env!("CARGO_TARGET_TMPDIR");
+const DIR: &str = match option_env!("CARGO_TARGET_TMPDIR") {
+    Some(dir) => dir,
+    // An example is neither a test nor a bench.
+    None => "/tmp",
+};
 
 /// Compiles the library `name`; once per test process, and without regard to what others compile meanwhile.
 pub(crate) fn compile(name: &str, source_code: &str) -> Result<PathBuf, String> {

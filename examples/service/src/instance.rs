@@ -5,11 +5,12 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use axum::Router;
-use axum::extract::{Path, State};
-use axum::http::StatusCode;
+use axum::extract::{Path, Request, State};
+use axum::http::{Method, StatusCode};
+use axum::middleware::{Next, from_fn};
 use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post};
-use leasehold::{Client, CountingSemaphore, Error};
+use leasehold::{Client, CountingSemaphore, Error, ErrorKind, Leader};
 use metrics_exporter_prometheus::PrometheusHandle;
 use tokio::net::TcpListener;
 use tokio::time::{sleep, timeout};
@@ -32,11 +33,7 @@ pub(crate) struct App {
 }
 
 impl App {
-    pub(crate) fn new(
-        client: Client,
-        world: SocketAddr,
-        metrics: PrometheusHandle,
-    ) -> Result<Self, Error> {
+    pub(crate) fn new(client: Client, world: SocketAddr, metrics: PrometheusHandle) -> Result<Self, Error> {
         let upstream = client.counting_semaphore("upstream", UPSTREAM_LIMIT)?;
         Ok(Self { client, upstream, world, metrics })
     }
@@ -46,7 +43,8 @@ impl App {
             .route("/machines/{id}/parts", post(add_part))
             .route("/upstream", post(call_upstream))
             .route("/ready", get(ready))
-            .route("/metrics", get(metrics))
+            .route("/metrics", get(show_metrics))
+            .layer(from_fn(count))
             .with_state(self);
         axum::serve(listener, routes).await
     }
@@ -54,14 +52,7 @@ impl App {
     /// Leads whenever nobody else does, and reports for as long as it leads.
     pub(crate) async fn lead(self, name: Arc<str>) -> Result<(), Error> {
         let election = self.client.election("reports")?;
-        election
-            .run(&*name, async |leadership| {
-                loop {
-                    self.ask(&format!("report {} {name}", leadership.token())).await?;
-                    sleep(Duration::from_millis(20)).await;
-                }
-            })
-            .await
+        election.run(&name, |leader| report(self.clone(), leader)).await
     }
 
     async fn ask(&self, request: &str) -> Result<String, Failure> {
@@ -69,6 +60,14 @@ impl App {
         let answer = timeout(CALL, asked).await.map_err(|_| Failure::World("no answer".to_owned()))?;
         let answer = answer.map_err(|error| Failure::World(error.to_string()))?;
         if answer == "stale" { Err(Failure::Stale) } else { Ok(answer) }
+    }
+}
+
+/// What the leader does. If it fails, the election is run again.
+async fn report(app: App, leader: Leader) -> Result<(), Failure> {
+    loop {
+        app.ask(&format!("report {} {}", leader.token, leader.value)).await?;
+        sleep(Duration::from_millis(20)).await;
     }
 }
 
@@ -91,6 +90,18 @@ async fn call_upstream(State(app): State<App>) -> Result<String, Failure> {
     permit.try_protect(app.ask("call")).await
 }
 
+/// Counts requests, beside what the client counts.
+async fn count(request: Request, next: Next) -> Response {
+    let route = if request.uri().path().ends_with("/parts") { "parts" } else { "upstream" };
+    let is_counted = request.method() == Method::POST;
+    let response = next.run(request).await;
+    if is_counted {
+        let status = response.status().as_u16().to_string();
+        metrics::counter!("requests_total", "route" => route, "status" => status).increment(1);
+    }
+    response
+}
+
 async fn ready(State(app): State<App>) -> Result<&'static str, (StatusCode, String)> {
     let state = app.client.state();
     if state.status.is_connected() {
@@ -99,7 +110,7 @@ async fn ready(State(app): State<App>) -> Result<&'static str, (StatusCode, Stri
     Err((StatusCode::SERVICE_UNAVAILABLE, state.nodes.iter().map(|node| format!("{node}\n")).collect()))
 }
 
-async fn metrics(State(app): State<App>) -> String {
+async fn show_metrics(State(app): State<App>) -> String {
     app.metrics.render()
 }
 
@@ -118,13 +129,29 @@ impl From<Error> for Failure {
     }
 }
 
+impl std::fmt::Display for Failure {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Self::Lock(error) => error.fmt(f),
+            Self::Stale => f.write_str("stale token"),
+            Self::World(reason) => f.write_str(reason),
+        }
+    }
+}
+
+impl std::error::Error for Failure {}
+
 impl IntoResponse for Failure {
     fn into_response(self) -> Response {
-        match self {
-            Self::Lock(error) => (status_of(&error), error.to_string()),
-            Self::Stale => (StatusCode::CONFLICT, "stale token".to_owned()),
-            Self::World(reason) => (StatusCode::BAD_GATEWAY, reason),
-        }
-        .into_response()
+        let status = match &self {
+            Self::Lock(error) => match error.kind() {
+                ErrorKind::Lost => StatusCode::CONFLICT,
+                _ if error.is_retryable() => StatusCode::SERVICE_UNAVAILABLE,
+                _ => StatusCode::INTERNAL_SERVER_ERROR,
+            },
+            Self::Stale => StatusCode::CONFLICT,
+            Self::World(_) => StatusCode::BAD_GATEWAY,
+        };
+        (status, self.to_string()).into_response()
     }
 }

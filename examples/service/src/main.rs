@@ -10,13 +10,12 @@
 //! was lost, the upstream service got more calls at a time than it bears, two instances led under one token, or the metrics disagree
 //! with what the instances did. To see what an application writes, read `instance.rs`.
 
+mod exposition;
 mod instance;
 mod load;
 #[path = "../../shared/loopback.rs"]
 mod loopback;
-mod metrics;
 #[path = "../../../tests/support/postgres.rs"]
-#[expect(dead_code, reason = "a harness of the tests")]
 mod postgres;
 mod replica;
 mod store;
@@ -51,6 +50,9 @@ enum Command {
         /// How long the load lasts
         #[arg(long, default_value_t = 60)]
         seconds: u64,
+        /// How soon another instance must lead after the leader was killed, in seconds
+        #[arg(long, default_value_t = (replica::TTL + Duration::from_secs(1)).as_secs())]
+        take_over: u64,
     },
 }
 
@@ -60,7 +62,9 @@ pub(crate) type Result<T> = std::result::Result<T, Box<dyn std::error::Error + S
 async fn main() -> ExitCode {
     let done = match Args::parse().command {
         Command::Serve(serve) => serve.run().await.map(|()| true),
-        Command::Trial { store, seconds } => trial::run(store, Duration::from_secs(seconds)).await,
+        Command::Trial { store, seconds, take_over } => {
+            trial::run(store, Duration::from_secs(seconds), Duration::from_secs(take_over)).await
+        }
     };
     match done {
         Ok(true) => ExitCode::SUCCESS,

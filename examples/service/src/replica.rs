@@ -56,9 +56,7 @@ impl Serve {
 }
 
 fn options(builder: ClientBuilder) -> ClientBuilder {
-    builder
-        .mutex_options(MutexOptions::new().ttl(TTL))
-        .semaphore_options(SemaphoreOptions::new().ttl(TTL))
+    builder.mutex_options(MutexOptions::new().ttl(TTL)).semaphore_options(SemaphoreOptions::new().ttl(TTL))
 }
 
 #[derive(Debug)]
@@ -95,7 +93,10 @@ impl Replica {
         metrics: &PrometheusHandle,
     ) -> Result<Self> {
         let backend = Arc::new(store.peer());
-        let client = options(Client::builder("memory:")).label(&name).metrics().with_backend(Arc::clone(&backend) as _);
+        let client = options(Client::builder_with_backend(Arc::clone(&backend) as _))
+            .label(&name)
+            .metrics()
+            .connect_lazy()?;
         let app = App::new(client, world, metrics.clone())?;
         let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).await?;
         let address = listener.local_addr()?;
@@ -109,7 +110,9 @@ impl Replica {
     /// It does nothing more, and releases nothing.
     pub(crate) fn kill(self) {
         match self.runs {
-            Runs::Process(mut process) => process.kill(),
+            Runs::Process(mut process) => {
+                process.kill();
+            }
             Runs::Tasks(backend, tasks) => {
                 backend.crash();
                 tasks.iter().for_each(AbortHandle::abort);

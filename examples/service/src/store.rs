@@ -32,9 +32,9 @@ impl Store {
             StoreKind::Memory => {
                 Self::Memory(MemoryBackend::new(), PrometheusBuilder::new().install_recorder()?)
             }
-            StoreKind::Redis => {
-                Self::Redis(RedisServer::start_with_or_skip("the trial", Setup::on_disk()).ok_or_else(missing)?)
-            }
+            StoreKind::Redis => Self::Redis(
+                RedisServer::start_with_or_skip("the trial", Setup::on_disk()).ok_or_else(missing)?,
+            ),
             StoreKind::Postgres => {
                 Self::Postgres(PostgresServer::start_or_skip("the trial").ok_or_else(missing)?)
             }

@@ -12,13 +12,10 @@ use crate::loopback::Service;
 use crate::replica::{Replica, TTL};
 use crate::store::{Store, StoreKind};
 use crate::world::World;
-use crate::{Result, metrics};
-
-/// How long another instance may take to lead after the leader was killed.
-const TAKE_OVER: Duration = TTL.saturating_add(Duration::from_secs(1));
+use crate::{Result, exposition};
 
 /// Returns whether everything was as promised.
-pub(crate) async fn run(kind: StoreKind, lasts: Duration) -> Result<bool> {
+pub(crate) async fn run(kind: StoreKind, lasts: Duration, take_over: Duration) -> Result<bool> {
     let world = Arc::new(World::default());
     let service = Service::start(Arc::clone(&world)).await?;
     let mut trial = Trial {
@@ -29,6 +26,7 @@ pub(crate) async fn run(kind: StoreKind, lasts: Duration) -> Result<bool> {
         service,
         bar: progress(lasts),
         found: Vec::new(),
+        take_over,
     };
     for _ in 0..3 {
         trial.start_replica().await?;
@@ -55,6 +53,8 @@ struct Trial {
     bar: ProgressBar,
     /// What was not as promised, besides what the world has seen.
     found: Vec<String>,
+    /// How long another instance may take to lead after the leader was killed.
+    take_over: Duration,
 }
 
 impl Trial {
@@ -98,7 +98,7 @@ impl Trial {
             Ok(()) => self.bar.println(format!("the next instance led after {:.1?}", killed.elapsed())),
             Err(_) => self.found.push(format!("nobody led for {lasts:?} after the leader was killed")),
         }
-        if killed.elapsed() > TAKE_OVER {
+        if killed.elapsed() > self.take_over {
             self.found.push(format!("the next instance led only after {:.1?}", killed.elapsed()));
         }
         self.start_replica().await?;
@@ -128,7 +128,8 @@ impl Trial {
         self.pass(end.saturating_duration_since(Instant::now())).await;
         let late = load.take();
         if !late.failed.is_empty() || late.succeeded == 0 {
-            let wrong = format!("long after the restart, {} requests succeeded: {:?}", late.succeeded, late.failed);
+            let wrong =
+                format!("long after the restart, {} requests succeeded: {:?}", late.succeeded, late.failed);
             self.found.push(wrong);
         }
         answers.add(late);
@@ -139,7 +140,7 @@ impl Trial {
     async fn check_metrics(&mut self) -> Result<()> {
         for replica in &self.replicas {
             let text = reqwest::get(format!("http://{}/metrics", replica.address)).await?.text().await?;
-            self.found.extend(metrics::problems(&replica.name, &text));
+            self.found.extend(exposition::problems(&replica.name, &text));
         }
         Ok(())
     }
@@ -165,15 +166,23 @@ impl Trial {
         let seen = self.world.seen();
         println!(
             "{} updates, {} lost; {} calls upstream, at most {} at a time; {} reports of {} leaders; {} refused by their tokens",
-            seen.writes, seen.lost_updates, seen.calls, seen.most_calls, seen.reports, seen.leaders, seen.refused
+            seen.writes,
+            seen.lost_updates,
+            seen.calls,
+            seen.most_calls,
+            seen.reports,
+            seen.leaders,
+            seen.refused
         );
-        let wrong = seen.violations() + &self.found.iter().map(|found| format!("{found}\n")).collect::<String>();
+        let wrong =
+            seen.violations() + &self.found.iter().map(|found| format!("{found}\n")).collect::<String>();
         print!("{wrong}");
         wrong.is_empty()
     }
 }
 
 fn progress(lasts: Duration) -> ProgressBar {
-    let style = ProgressStyle::with_template("{bar:40} {pos}/{len} s").unwrap_or_else(|_| ProgressStyle::default_bar());
+    let style = ProgressStyle::with_template("{bar:40} {pos}/{len} s")
+        .unwrap_or_else(|_| ProgressStyle::default_bar());
     ProgressBar::new(lasts.as_secs()).with_style(style)
 }

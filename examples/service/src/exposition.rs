@@ -13,9 +13,15 @@ pub(crate) fn problems(instance: &str, text: &str) -> Vec<String> {
         let of_kind = |name: &str| metrics.sum(name, &[("kind", kind)]);
         let acquired = of_kind("leasehold_acquired_total");
         let answered = metrics.sum("requests_total", &[("route", route), ("status", "200")]);
-        require(acquired > 0.0 && acquired >= answered, format!("{acquired} x {kind} for {answered} requests"));
+        require(
+            acquired > 0.0 && acquired >= answered,
+            format!("{acquired} x {kind} for {answered} requests"),
+        );
         let waited = of_kind("leasehold_wait_seconds_count");
-        require(waited >= acquired, format!("{waited} waits, but {acquired} acquisitions of the kind {kind}"));
+        require(
+            waited >= acquired,
+            format!("{waited} waits, but {acquired} acquisitions of the kind {kind}"),
+        );
     }
     let calls = metrics.sum("leasehold_held", &[("kind", "counting")]);
     require(calls == 0.0, format!("{calls} permits are still held"));
@@ -36,8 +42,11 @@ impl Metrics<'_> {
             let rest = line.strip_prefix(name)?;
             rest.starts_with(['{', ' ']).then_some(rest)
         });
-        let of_labels = of_name.filter(|rest| labels.iter().all(|(key, value)| rest.contains(&format!("{key}=\"{value}\""))));
-        of_labels.filter_map(|rest| rest.rsplit(' ').next()?.parse::<f64>().ok()).sum()
+        let of_labels = of_name
+            .filter(|rest| labels.iter().all(|(key, value)| rest.contains(&format!("{key}=\"{value}\""))));
+        of_labels
+            .filter_map(|rest| rest.rsplit(' ').next()?.parse::<f64>().ok())
+            .fold(0.0, |sum, value| sum + value)
     }
 }
 
