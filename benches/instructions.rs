@@ -6,9 +6,10 @@
 //!
 //! * client: 1024 tasks on a runtime with one worker thread, in a separate process; everything in that process counts,
 //!   including fred and tokio;
-//! * server: 256 tasks of a client that is not counted; four calls are in flight, so a call has 64 operations on average;
-//! * server, sent alone: one task, so that every operation is a call of its own; beside it the bare recipe, `SET NX PX` and a
-//!   compare-and-delete script, through the same library.
+//! * server: 256 tasks of a client that is not counted; four calls are in flight, so a call has 64 operations on
+//!   average;
+//! * server, sent alone: one task, so that every operation is a call of its own; beside it the bare recipe, `SET NX PX`
+//!   and a compare-and-delete script, through the same library.
 
 use std::fs;
 use std::net::TcpListener;
@@ -32,7 +33,8 @@ const CLIENT_PAIRS: [u64; 2] = [4, 12];
 const SERVER_TASKS: u64 = 256;
 const SERVER_PAIRS: [u64; 2] = [10, 40];
 const ALONE_PAIRS: [u64; 2] = [200, 1200];
-/// How long a program that is counted may take to answer: it runs fifty times as slowly, and more slowly still if it is not optimized.
+/// How long a program that is counted may take to answer: it runs fifty times as slowly, and more slowly still if it is
+/// not optimized.
 const PATIENCE: Duration = Duration::from_secs(60);
 
 #[derive(Parser)]

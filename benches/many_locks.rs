@@ -1,4 +1,5 @@
-//! What read/write locks and several locks at once cost: beside a semaphore used as one, and beside as many single locks.
+//! What read/write locks and several locks at once cost: beside a semaphore used as one, and beside as many single
+//! locks.
 //!
 //! ```sh
 //! LEASEHOLD_BENCH_URL=redis://127.0.0.1:6379 cargo bench -p leasehold-benches --bench many_locks

@@ -21,8 +21,8 @@
 //! until it is done, including all attempts. A wait that is cut short by the end of the round counts with the time it
 //! lasted, so that traders that never get their turn are not left out.
 //!
-//! After each round everything is counted: money, items (each in exactly one place), listings and purchases. A round that
-//! does not add up ends the run with exit code 1.
+//! After each round everything is counted: money, items (each in exactly one place), listings and purchases. A round
+//! that does not add up ends the run with exit code 1.
 
 use std::time::{Duration, Instant};
 

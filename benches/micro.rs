@@ -6,8 +6,8 @@
 //!
 //! * `uncontended/*`: acquiring something uncontended, and releasing it. After `lock + drop`, the release continues in
 //!   the background, and the next `lock` waits for it, so the figure includes both.
-//! * `observed/*`: locking and releasing something uncontended, as `uncontended/lock + release`, which nobody observes: with an observer that
-//!   does nothing, and with the feature `metrics` while no exporter is installed.
+//! * `observed/*`: locking and releasing something uncontended, as `uncontended/lock + release`, which nobody observes:
+//!   with an observer that does nothing, and with the feature `metrics` while no exporter is installed.
 //! * `held/*`: the methods of a guard, and `protect` around work that is ready at once or that yields once; for
 //!   comparison with the latter, the same work without `protect`.
 //! * `handover/*`: two tasks that take turns, or a number of waiters behind a held lock: from the first release until

@@ -6,8 +6,8 @@
 //! * `redis://`, one server;
 //! * `redlock://`, five servers;
 //! * the same five through redis-rs instead of fred;
-//! * `redlock://`, the same with one of the five behind a proxy that delays its answers by a hundred times what a pair takes on
-//!   one server.
+//! * `redlock://`, the same with one of the five behind a proxy that delays its answers by a hundred times what a pair
+//!   takes on one server.
 //!
 //! Everything runs twice: on a runtime with one thread, and on one with worker threads. All servers are on this
 //! machine, so five of them also compete for its processors, unlike the nodes of a real deployment.

@@ -4,9 +4,9 @@
 //! `cargo bench -p leasehold-benches --bench stores` starts its own server for each store that is installed on this
 //! machine (SQLite needs none), and measures:
 //!
-//! * commit: one small write, as durable as the store is configured to make it, by one task: `SET`, an `UPDATE` of
-//!   one row, or `setData`. All other figures are also given in commits (x), because the machine's disk decides how long a commit
-//!   takes;
+//! * commit: one small write, as durable as the store is configured to make it, by one task: `SET`, an `UPDATE` of one
+//!   row, or `setData`. All other figures are also given in commits (x), because the machine's disk decides how long a
+//!   commit takes;
 //! * lock + release: of a free lock, by one task, in small blocks interleaved with commits, because a shared machine
 //!   drifts, after as many that warm up. Two commits are the minimum;
 //! * hand-over: from the call of a release to the next grant, with 2, 16 and 100 clients, each with its own connections
@@ -63,7 +63,8 @@ use site::{Site, Store};
 
 /// Pairs measured before the same number of commits.
 const BLOCK: usize = 20;
-/// Pairs before that: ZooKeeper's virtual machine compiles what it has run a few thousand times, so the first pairs take twice as long.
+/// Pairs before that: ZooKeeper's virtual machine compiles what it has run a few thousand times, so the first pairs
+/// take twice as long.
 const WARM_UP: usize = 2000;
 /// Tasks of one client.
 const TASKS: usize = 100;

@@ -1,14 +1,15 @@
-//! A picture of a contended lock: who waits and who holds, what happens when a holder dies, and when one is paused for longer than its lease.
+//! A picture of a contended lock: who waits and who holds, what happens when a holder dies, and when one is paused for
+//! longer than its lease.
 //!
 //! ```text
 //! cargo bench -p leasehold-benches --bench timeline -- --plot "$PWD/docs/plots/timeline.svg"
 //! ```
 //!
-//! Four worker processes share one mutex on a Redis server that this program starts. Each waits for the lock, works, writes to a resource
-//! that compares tokens (this process), and releases. After a while the process that holds the lock is killed, and later the one that holds
-//! it is stopped for two leases; when it goes on, it writes, although it has been told that its lease is lost. Everything in the picture is
-//! what the processes have reported, by the machine's clock. The program fails if the late write was accepted, or two workers wrote at the
-//! same time.
+//! Four worker processes share one mutex on a Redis server that this program starts. Each waits for the lock, works,
+//! writes to a resource that compares tokens (this process), and releases. After a while the process that holds the
+//! lock is killed, and later the one that holds it is stopped for two leases; when it goes on, it writes, although it
+//! has been told that its lease is lost. Everything in the picture is what the processes have reported, by the
+//! machine's clock. The program fails if the late write was accepted, or two workers wrote at the same time.
 
 mod common;
 

@@ -1,7 +1,7 @@
-//! A paused client writes late (the scenario of Kleppmann, "How to do distributed locking", 2016): a client holds the lock (token 33), checks its lease for the last time, and is
-//! paused before it writes. Its lease expires, another client gets the lock (token 34), writes, and is done. The
-//! first one wakes up and writes: it had no way of knowing. Without a fence, that write overwrites the other one;
-//! with a fence, the storage has seen 34 and rejects 33.
+//! A paused client writes late (the scenario of Kleppmann, "How to do distributed locking", 2016): a client holds the
+//! lock (token 33), checks its lease for the last time, and is paused before it writes. Its lease expires, another
+//! client gets the lock (token 34), writes, and is done. The first one wakes up and writes: it had no way of knowing.
+//! Without a fence, that write overwrites the other one; with a fence, the storage has seen 34 and rejects 33.
 //!
 //! ```text
 //! cargo run --release --example fenced_write

@@ -1,16 +1,17 @@
-//! Of several candidates one leads and writes, and when it is killed, the next one does: never two under one token, and nothing that a replaced leader
-//! writes late is accepted.
+//! Of several candidates one leads and writes, and when it is killed, the next one does: never two under one token, and
+//! nothing that a replaced leader writes late is accepted.
 //!
 //! ```text
 //! cargo run --release --example leader
 //! cargo run --release --example leader -- --url redis://127.0.0.1:6379 --candidates 5 --kills 4
 //! ```
 //!
-//! The first command needs nothing installed: the candidates are tasks, and the one that leads is cut off from the store and dropped. With the URL of a
-//! server the candidates are processes, and the leader is killed (SIGKILL).
+//! The first command needs nothing installed: the candidates are tasks, and the one that leads is cut off from the
+//! store and dropped. With the URL of a server the candidates are processes, and the leader is killed (SIGKILL).
 //!
-//! The output is a table of all leaders, followed by the line `leader: OK: ...`. The exit status is 1 if two candidates wrote under the same token, or a
-//! killed leader was replaced later than a second after its TTL, and 2 if something else went wrong.
+//! The output is a table of all leaders, followed by the line `leader: OK: ...`. The exit status is 1 if two candidates
+//! wrote under the same token, or a killed leader was replaced later than a second after its TTL, and 2 if something
+//! else went wrong.
 //!
 //! To see all that an application has to write, read `lead` below.
 

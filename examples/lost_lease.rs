@@ -5,8 +5,8 @@
 //! cargo run --release --example lost_lease -- --url redis://127.0.0.1:6379
 //! ```
 //!
-//! Up to five holders, each a thread with its own runtime and client, do endless work under a lock in small steps, and each
-//! of those locks has a waiter. Then all of them lose their leases at the same time:
+//! Up to five holders, each a thread with its own runtime and client, do endless work under a lock in small steps, and
+//! each of those locks has a waiter. Then all of them lose their leases at the same time:
 //!
 //! | lost by | how | in memory | with another URL |
 //! |---|---|---|---|
@@ -16,8 +16,8 @@
 //! | no_answer | the store stops answering | a backend that does not answer | a connection that swallows everything |
 //! | pause | nothing on the holder's runtime runs | its thread is blocked | left out: leases on a server are renewed from the crate's own thread |
 //!
-//! The first command needs nothing installed. The connection that swallows everything needs a URL with one host and port; for
-//! others, that row is left out.
+//! The first command needs nothing installed. The connection that swallows everything needs a URL with one host and
+//! port; for others, that row is left out.
 //!
 //! On MySQL, which sends no events to holders, the holder is notified of a forced release at its next renewal.
 //!

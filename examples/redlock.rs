@@ -14,8 +14,8 @@
 //!    out. But the second one has the greater token, so its write is accepted, and the late write of the first one is
 //!    refused.
 //!
-//! Each step is printed with its token. The last line is `redlock: OK: ...`. The exit status is 1 if anything did not happen as
-//! promised, and 2 if something else went wrong.
+//! Each step is printed with its token. The last line is `redlock: OK: ...`. The exit status is 1 if anything did not
+//! happen as promised, and 2 if something else went wrong.
 
 #[path = "redlock/failure.rs"]
 mod failure;

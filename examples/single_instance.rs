@@ -1,16 +1,16 @@
-//! A program without tokio that must not run twice at a time: it is started several times at once, and only one instance
-//! works. When that has ended, the next one works at once.
+//! A program without tokio that must not run twice at a time: it is started several times at once, and only one
+//! instance works. When that has ended, the next one works at once.
 //!
 //! ```text
 //! cargo run --release --features blocking --example single_instance
 //! cargo run --release --features blocking --example single_instance -- --url redis://127.0.0.1:6379 --instances 8
 //! ```
 //!
-//! The first command needs nothing installed: the instances are threads, each with a client of its own. With the URL of a
-//! server they are processes.
+//! The first command needs nothing installed: the instances are threads, each with a client of its own. With the URL of
+//! a server they are processes.
 //!
-//! The output is what each instance has said, followed by the line `single_instance: OK: ...`. The exit status is 1 if more or
-//! fewer than one worked at a time, and 2 if something else went wrong.
+//! The output is what each instance has said, followed by the line `single_instance: OK: ...`. The exit status is 1 if
+//! more or fewer than one worked at a time, and 2 if something else went wrong.
 //!
 //! The program is the function `program`; the rest starts it and counts. How an instance is started is in
 //! `single_instance/instance.rs`.

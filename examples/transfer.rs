@@ -1,5 +1,6 @@
-//! Transfers between accounts, each under the locks of both: none deadlocks, although they name the accounts in any order, and no money
-//! is made or lost. An audit excludes all transfers by the write lock of a lock that they hold for reading.
+//! Transfers between accounts, each under the locks of both: none deadlocks, although they name the accounts in any
+//! order, and no money is made or lost. An audit excludes all transfers by the write lock of a lock that they hold for
+//! reading.
 //!
 //! ```sh
 //! cargo run --release --example transfer

@@ -1,10 +1,12 @@
-//! The crate's own thread `leasehold`, one per process, for work that must continue while the threads of the application are busy.
+//! The crate's own thread `leasehold`, one per process, for work that must continue while the threads of the
+//! application are busy.
 //!
-//! A runtime whose thread is blocked runs neither timers nor sockets, and a task that was woken by a blocked worker may have to
-//! wait for that worker. So leases are renewed and their deadlines watched here, through connections that live here.
+//! A runtime whose thread is blocked runs neither timers nor sockets, and a task that was woken by a blocked worker may
+//! have to wait for that worker. So leases are renewed and their deadlines watched here, through connections that live
+//! here.
 //!
-//! A second thread, `leasehold-clients`, is started when the first client has to leave its runtime (see `home`), or is used without one
-//! (see `blocking`): what such clients do must not delay renewals.
+//! A second thread, `leasehold-clients`, is started when the first client has to leave its runtime (see `home`), or is
+//! used without one (see `blocking`): what such clients do must not delay renewals.
 
 use std::cell::Cell;
 use std::io;
@@ -31,8 +33,8 @@ pub(crate) fn is_own() -> bool {
     IS_OWN.get()
 }
 
-/// The runtime of the crate's own thread, which is started by the first client and ends with the process. A forked process has none of
-/// its parent's threads, so it starts its own.
+/// The runtime of the crate's own thread, which is started by the first client and ends with the process. A forked
+/// process has none of its parent's threads, so it starts its own.
 ///
 /// # Errors
 ///

@@ -230,8 +230,8 @@ use crate::semaphore::CountingSemaphore;
 /// notifications, live on the runtime on which it was connected or first used; if that ends, or makes no progress while
 /// something waits for it, they move to a thread of the crate, once and for good. Leases are renewed from another
 /// thread of the crate, even while the application blocks its threads; only `memory:`, and a custom store that turns
-/// [`own_thread`](crate::backend::Capabilities::own_thread) off, renews them where the client lives: when that runtime has
-/// ended, the client goes on where somebody waits, or with the next call.
+/// [`own_thread`](crate::backend::Capabilities::own_thread) off, renews them where the client lives: when that runtime
+/// has ended, the client goes on where somebody waits, or with the next call.
 ///
 /// When the last handle (client, primitive or guard) is dropped, pending releases are sent and the connections are
 /// closed. To wait for that, call [`shutdown`](Self::shutdown).
@@ -314,8 +314,8 @@ impl Client {
         ClientBuilder::new(Source::Url(url.into()))
     }
 
-    /// A client of any store that meets the [contract](crate::backend), with options: see [`ClientBuilder`]. The client takes
-    /// over the backend, as with [`with_backend`](Self::with_backend).
+    /// A client of any store that meets the [contract](crate::backend), with options: see [`ClientBuilder`]. The client
+    /// takes over the backend, as with [`with_backend`](Self::with_backend).
     ///
     /// ```
     /// # use std::sync::Arc;
@@ -349,8 +349,8 @@ impl Client {
         Self { engine: Arc::new(Engine::new(backend, label)), defaults: Arc::new(defaults) }
     }
 
-    /// The same client, whose locks have these options unless they are created with others. Existing locks and other clones
-    /// of the client are not affected. [`ClientBuilder::mutex_options`] does the same.
+    /// The same client, whose locks have these options unless they are created with others. Existing locks and other
+    /// clones of the client are not affected. [`ClientBuilder::mutex_options`] does the same.
     #[must_use]
     pub fn with_mutex_options(mut self, options: MutexOptions) -> Self {
         Arc::make_mut(&mut self.defaults).mutex = options;
@@ -610,11 +610,11 @@ impl Client {
     }
 
     /// Takes no new requests, lets holders finish, and then [shuts down](Self::shutdown): for a service that is told to
-    /// stop. From the first poll on, new requests and those that wait fail with [`Error::Closed`]. What is held stays held
-    /// and renewed until its guards are gone, for at most `limit`; guards that are left then lose their leases, for the reason
-    /// [`ClientClosed`](crate::LossReason::ClientClosed). An owner of a [reentrant lock](ReentrantLock) can lock again what it
-    /// holds in this client. `Election::run` steps down at once, and `Once::run` after
-    /// the tick that it is running.
+    /// stop. From the first poll on, new requests and those that wait fail with [`Error::Closed`]. What is held stays
+    /// held and renewed until its guards are gone, for at most `limit`; guards that are left then lose their leases,
+    /// for the reason [`ClientClosed`](crate::LossReason::ClientClosed). An owner of a [reentrant lock](ReentrantLock)
+    /// can lock again what it holds in this client. `Election::run` steps down at once, and `Once::run` after the tick
+    /// that it is running.
     ///
     /// ```
     /// # use std::time::Duration;
@@ -636,8 +636,8 @@ impl Client {
     ///
     /// # Cancel safety
     ///
-    /// If the future is dropped after it was polled, the client takes no new requests any more, and holders go on. Call `close` again to wait for
-    /// them, or `shutdown` to end them.
+    /// If the future is dropped after it was polled, the client takes no new requests any more, and holders go on. Call
+    /// `close` again to wait for them, or `shutdown` to end them.
     pub async fn close(&self, limit: Duration) -> Result<(), Error> {
         self.engine.close_within(limit).await
     }
@@ -694,8 +694,8 @@ impl ClientBuilder {
     }
 
     /// Whether requests, including those already waiting, fail at once with [`Error::StoreUnavailable`] while the store
-    /// is known to be unreachable, which means that its [state](Client::state) is disconnected and has a reason. In a Redis
-    /// cluster, only requests to an unreachable server fail. Releases and renewals are not affected. See also
+    /// is known to be unreachable, which means that its [state](Client::state) is disconnected and has a reason. In a
+    /// Redis cluster, only requests to an unreachable server fail. Releases and renewals are not affected. See also
     /// [`FailFast`](crate::backend::FailFast).
     ///
     /// Default: false. Then `try_lock` tries for 4 s, `lock` for 30 s or four TTLs, whichever is longer, and
@@ -745,7 +745,8 @@ impl ClientBuilder {
     ///
     /// # Errors
     ///
-    /// As for [`Client::connect`]. [`Error::InvalidArgument`] for a label that is too long or contains control characters.
+    /// As for [`Client::connect`]. [`Error::InvalidArgument`] for a label that is too long or contains control
+    /// characters.
     ///
     /// # Cancel safety
     ///

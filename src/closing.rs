@@ -7,8 +7,8 @@ use std::task::Poll;
 
 use tokio_util::sync::{CancellationToken, WaitForCancellationFuture};
 
-/// Whether this has been closed. A check costs one atomic load, because every operation checks several times; only a future
-/// that has to wait anyway registers for the notification.
+/// Whether this has been closed. A check costs one atomic load, because every operation checks several times; only a
+/// future that has to wait anyway registers for the notification.
 #[derive(Debug, Default)]
 pub(crate) struct Closing {
     is_closed: AtomicBool,

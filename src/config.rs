@@ -1,4 +1,5 @@
-//! Options and the client's builder as configuration files have them: the same names as in the code, and times with a unit, as in URLs.
+//! Options and the client's builder as configuration files have them: the same names as in the code, and times with a
+//! unit, as in URLs.
 
 use std::fmt;
 use std::time::Duration;

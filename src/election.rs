@@ -1,7 +1,8 @@
 //! An election: who of many processes leads.
 //!
-//! The leader is whoever holds a mutex, and its value is the note of that lease. So an election has the guarantees of a mutex and no
-//! state of its own. Leases are not passed on within a client: each leadership has its own value, which the store must show.
+//! The leader is whoever holds a mutex, and its value is the note of that lease. So an election has the guarantees of a
+//! mutex and no state of its own. Leases are not passed on within a client: each leadership has its own value, which
+//! the store must show.
 
 use std::fmt;
 use std::pin::pin;
@@ -28,8 +29,9 @@ const LOOK: Duration = Duration::from_secs(1);
 
 /// Of all that campaign for it, in all processes that use the same store, one leads at a time.
 ///
-/// Cheap to clone. All clones, and all elections with the same prefix and name on the same store, are the same election. Candidates are
-/// served in order of arrival at the store, also those of one client: leadership is never passed on within a client.
+/// Cheap to clone. All clones, and all elections with the same prefix and name on the same store, are the same
+/// election. Candidates are served in order of arrival at the store, also those of one client: leadership is never
+/// passed on within a client.
 ///
 /// ```
 /// # #[tokio::main(flavor = "current_thread")]
@@ -48,9 +50,9 @@ const LOOK: Duration = Duration::from_secs(1);
 ///
 /// # When a leader dies
 ///
-/// The next candidate leads when the lease of the leader has expired: within one TTL ([`MutexOptions::ttl`], 30 s by default). A leader that was
-/// paused for longer than that may act once more before it notices. If that would do harm, let the resource compare
-/// [tokens](Leadership::token).
+/// The next candidate leads when the lease of the leader has expired: within one TTL ([`MutexOptions::ttl`], 30 s by
+/// default). A leader that was paused for longer than that may act once more before it notices. If that would do harm,
+/// let the resource compare [tokens](Leadership::token).
 #[derive(Clone)]
 pub struct Election {
     primitive: Primitive,
@@ -62,15 +64,17 @@ pub struct Election {
 pub struct Leader {
     /// What it campaigned with. Empty on a store that does not record notes.
     pub value: String,
-    /// The token of its leadership, greater than that of every earlier one. 0 if a client of another library holds the key.
+    /// The token of its leadership, greater than that of every earlier one. 0 if a client of another library holds the
+    /// key.
     pub token: FencingToken,
     /// What its client is called; `None` if the store does not record labels, or it has none.
     pub label: Option<String>,
 }
 
 impl Client {
-    /// The election called `name`. Its lease has the options of this client's locks ([`mutex_options`](Self::mutex_options)), except that it is
-    /// not passed on within the client. Its key begins with their prefix, if one is set, and `election:`. No I/O.
+    /// The election called `name`. Its lease has the options of this client's locks
+    /// ([`mutex_options`](Self::mutex_options)), except that it is not passed on within the client. Its key begins with
+    /// their prefix, if one is set, and `election:`. No I/O.
     ///
     /// # Errors
     ///
@@ -102,7 +106,8 @@ impl Election {
     ///
     /// # Errors
     ///
-    /// [`Error::InvalidArgument`] if `value` has more than [`MAX_NOTE_BYTES`](crate::MAX_NOTE_BYTES), or control characters. Otherwise as for [`DistMutex::lock`](crate::DistMutex::lock).
+    /// [`Error::InvalidArgument`] if `value` has more than [`MAX_NOTE_BYTES`](crate::MAX_NOTE_BYTES), or control
+    /// characters. Otherwise as for [`DistMutex::lock`](crate::DistMutex::lock).
     ///
     /// # Panics
     ///
@@ -138,10 +143,10 @@ impl Election {
 
     /// Who leads, now and whenever it changes; `None` while nobody does.
     ///
-    /// The store is asked once a second, for as long as the stream is polled, so a change is reported within a second and the time of a request, on
-    /// every store. A leader, or a time without one, that lasts for less than that may be missed; the last state is not. The same state is not reported
-    /// twice. While the store does not answer, nothing is reported, and the stream goes on when it does; see [`Client::state`]. It ends when the
-    /// client is shut down.
+    /// The store is asked once a second, for as long as the stream is polled, so a change is reported within a second
+    /// and the time of a request, on every store. A leader, or a time without one, that lasts for less than that may be
+    /// missed; the last state is not. The same state is not reported twice. While the store does not answer, nothing is
+    /// reported, and the stream goes on when it does; see [`Client::state`]. It ends when the client is shut down.
     ///
     /// ```
     /// # use futures::StreamExt;
@@ -166,8 +171,8 @@ impl Election {
         stream::unfold(observer, Observer::next).boxed()
     }
 
-    /// Campaigns, runs `job` for as long as it leads, and campaigns again when that has ended: for a job that one process at a time is to do. Returns
-    /// when `job` has ended without an error.
+    /// Campaigns, runs `job` for as long as it leads, and campaigns again when that has ended: for a job that one
+    /// process at a time is to do. Returns when `job` has ended without an error.
     ///
     /// ```
     /// # async fn write_reports(token: leasehold::FencingToken) -> std::io::Result<()> { Ok(()) }
@@ -188,12 +193,13 @@ impl Election {
     /// | the client is [closed](Client::close) or [shut down](Client::shutdown) | `job` is dropped, the leader resigns, and `run` fails with [`Error::Closed`] |
     /// | `job` panics, or the future is dropped | the leader resigns, in the background |
     ///
-    /// Pauses are random: 50 to 100 ms at first, up to twice as long each time, and 15 to 30 s at most. After a leadership of 30 s, they begin
-    /// again with the first.
+    /// Pauses are random: 50 to 100 ms at first, up to twice as long each time, and 15 to 30 s at most. After a
+    /// leadership of 30 s, they begin again with the first.
     ///
     /// # Errors
     ///
-    /// [`Error::Closed`] as above, [`Error::InvalidArgument`] for the value, and [`Error::Forked`]. Nothing else ends it.
+    /// [`Error::Closed`] as above, [`Error::InvalidArgument`] for the value, and [`Error::Forked`]. Nothing else ends
+    /// it.
     ///
     /// # Panics
     ///
@@ -298,7 +304,8 @@ impl Leadership {
         &self.value
     }
 
-    /// The fencing token, greater than that of every earlier leader. Pass it to the protected resource with every write. No I/O.
+    /// The fencing token, greater than that of every earlier leader. Pass it to the protected resource with every
+    /// write. No I/O.
     #[must_use]
     pub fn token(&self) -> FencingToken {
         self.guard.token()
@@ -344,8 +351,8 @@ impl Leadership {
         self.guard.try_protect(work).await
     }
 
-    /// Gives up the leadership, and waits until the store has confirmed it: the next candidate leads at once. `Ok` means that this one led
-    /// until the end.
+    /// Gives up the leadership, and waits until the store has confirmed it: the next candidate leads at once. `Ok`
+    /// means that this one led until the end.
     ///
     /// # Errors
     ///

@@ -1,13 +1,14 @@
 //! Where a client lives: the runtime of its connections and of its tasks.
 //!
-//! That is the runtime on which its connections were opened (Redis, Redlock), or on which it was used first: in a program
-//! with one runtime, no call has to pass from one thread to another. The client moves to a thread of the crate, once and for good, if that
-//! runtime ends, or makes no progress while somebody waits on another one, a release is late, or the client is closed:
-//! that thread never ends, and is always driven. What was in progress counts as unanswered, as after a reconnect.
+//! That is the runtime on which its connections were opened (Redis, Redlock), or on which it was used first: in a
+//! program with one runtime, no call has to pass from one thread to another. The client moves to a thread of the crate,
+//! once and for good, if that runtime ends, or makes no progress while somebody waits on another one, a release is
+//! late, or the client is closed: that thread never ends, and is always driven. What was in progress counts as
+//! unanswered, as after a reconnect.
 //!
-//! A client whose store must be used from the caller's runtime (`own_thread` is false) does not move there. When its runtime
-//! has ended, or makes no progress while somebody waits on another one, it settles on the runtime of the next call, or of
-//! whoever waits.
+//! A client whose store must be used from the caller's runtime (`own_thread` is false) does not move there. When its
+//! runtime has ended, or makes no progress while somebody waits on another one, it settles on the runtime of the next
+//! call, or of whoever waits.
 
 use std::fmt;
 use std::future::{pending, poll_fn};
@@ -72,8 +73,8 @@ struct Entry {
 
 /// Something that lives where its client does.
 pub(crate) trait Resident: Send + Sync {
-    /// Starts its tasks on this runtime. Those on an earlier one must not be relied on any more: it has ended, or is not
-    /// driven.
+    /// Starts its tasks on this runtime. Those on an earlier one must not be relied on any more: it has ended, or is
+    /// not driven.
     fn settle(&self, runtime: &Handle);
 
     /// The runtime ends, and this has to settle elsewhere next.
@@ -92,8 +93,8 @@ impl Home {
         Arc::new(home)
     }
 
-    /// From here on the client may move to a thread of the crate. `own` is the one on which leases are renewed, from where
-    /// the home is looked after.
+    /// From here on the client may move to a thread of the crate. `own` is the one on which leases are renewed, from
+    /// where the home is looked after.
     pub(crate) fn may_move(self: &Arc<Self>, own: &Handle) {
         if self.own.set(own.clone()).is_ok() {
             spawn_on(own, Self::watch(Arc::downgrade(self)));
@@ -172,8 +173,8 @@ impl Home {
         self.settle_residents();
     }
 
-    /// Has the residents settle that have not settled where the client lives now. If that changes, or another thread does it
-    /// at the moment, whoever does it goes on.
+    /// Has the residents settle that have not settled where the client lives now. If that changes, or another thread
+    /// does it at the moment, whoever does it goes on.
     fn settle_residents(&self) {
         while self.is_any_unsettled() && !self.is_settling.swap(true, Ordering::AcqRel) {
             let _settling = guard((), |()| self.is_settling.store(false, Ordering::Release));
@@ -271,7 +272,8 @@ impl Home {
         drop(end);
     }
 
-    /// Moves to a thread of the crate if the runtime makes no progress: it is not driven, or all its threads are blocked.
+    /// Moves to a thread of the crate if the runtime makes no progress: it is not driven, or all its threads are
+    /// blocked.
     pub(crate) async fn move_if_stuck(&self) {
         if !self.has_moved() && self.is_stuck().await {
             self.move_away();
@@ -300,8 +302,8 @@ impl Home {
         was_awaited || self.awaited_elsewhere.load(Ordering::Relaxed) > 0
     }
 
-    /// Awaits something that depends on the home, which is looked after while this is polled on another runtime. That may
-    /// change.
+    /// Awaits something that depends on the home, which is looked after while this is polled on another runtime. That
+    /// may change.
     pub(crate) async fn awaiting<T>(self: &Arc<Self>, work: impl Future<Output = T>) -> T {
         if self.own.get().is_some() {
             return self.noticed(work).await;

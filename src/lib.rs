@@ -15,9 +15,9 @@
 //! # Ok(()) }
 //! ```
 //!
-//! Everything you acquire is a **lease**: the store ends it on its own if the holder dies, it is renewed in the background
-//! while its [`Guard`] is alive, and it carries a [`FencingToken`]. The page of [`Client`] shows everything in examples, and
-//! the guide states the guarantees and their limits.
+//! Everything you acquire is a **lease**: the store ends it on its own if the holder dies, it is renewed in the
+//! background while its [`Guard`] is alive, and it carries a [`FencingToken`]. The page of [`Client`] shows everything
+//! in examples, and the guide states the guarantees and their limits.
 //!
 //! # Which primitive
 //!
@@ -34,8 +34,8 @@
 //!
 //! # Which store
 //!
-//! A server that you already run is usually the best choice. A program that uses another store needs another URL and the
-//! store's feature, and nothing else.
+//! A server that you already run is usually the best choice. A program that uses another store needs another URL and
+//! the store's feature, and nothing else.
 //!
 //! | store | for |
 //! |---|---|
@@ -46,8 +46,8 @@
 //! | Redis, Valkey | many locks per second. After a failover, or a restart without persistence, the latest grants may be forgotten, and two holders are possible until the first is notified |
 //! | Redlock | locks on Redis that stay available while a minority of several independent servers is down; no semaphores |
 //!
-//! Whatever the store, a process that was paused for longer than its lease may write once more before it notices. If that
-//! would do harm, let the protected resource compare [tokens](Fence).
+//! Whatever the store, a process that was paused for longer than its lease may write once more before it notices. If
+//! that would do harm, let the protected resource compare [tokens](Fence).
 //!
 //! To use another store, implement [`backend::LedgerStore`] or [`backend::Backend`].
 //!

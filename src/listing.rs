@@ -13,14 +13,14 @@ use crate::error::Error;
 use crate::lease::Engine;
 
 impl Client {
-    /// Streams the locks and semaphores that anybody holds or waits for, of those whose names begin with `prefix`, in no
-    /// particular order; all of them if it is empty. A name is sought under the prefix that
-    /// [`mutex_options`](Self::mutex_options) and [`semaphore_options`](Self::semaphore_options) have for its kind: what was
-    /// created with another one is not found.
+    /// Streams the locks and semaphores that anybody holds or waits for, of those whose names begin with `prefix`, in
+    /// no particular order; all of them if it is empty. A name is sought under the prefix that
+    /// [`mutex_options`](Self::mutex_options) and [`semaphore_options`](Self::semaphore_options) have for its kind:
+    /// what was created with another one is not found.
     ///
-    /// The store is read in small steps, each when the stream is polled, so that nobody is held up: what is held or awaited
-    /// throughout is reported once; what begins or ends meanwhile may be reported or not. Reentrant locks may be reported as
-    /// [`Kind::Mutex`], which they are to other clients.
+    /// The store is read in small steps, each when the stream is polled, so that nobody is held up: what is held or
+    /// awaited throughout is reported once; what begins or ends meanwhile may be reported or not. Reentrant locks may
+    /// be reported as [`Kind::Mutex`], which they are to other clients.
     ///
     /// ```
     /// # use futures::TryStreamExt;
@@ -40,8 +40,9 @@ impl Client {
     ///
     /// # Errors
     ///
-    /// [`Error::Unsupported`] if the store cannot list what it has. [`Error::StoreUnavailable`], [`Error::StoreRefused`] and
-    /// [`Error::Closed`] as for [`ping`](Self::ping). After an error, more items may follow, but some may be missing.
+    /// [`Error::Unsupported`] if the store cannot list what it has. [`Error::StoreUnavailable`],
+    /// [`Error::StoreRefused`] and [`Error::Closed`] as for [`ping`](Self::ping). After an error, more items may
+    /// follow, but some may be missing.
     ///
     /// # Cancel safety
     ///

@@ -2,24 +2,27 @@
 //!
 //! # How they are locked
 //!
-//! First all are tried at once, which a store that sends concurrent requests together does in one batch. If some are not free, the guards
-//! of those that are smaller than all of these, in the order of the names, are kept, and the others are released. Then the call waits for
-//! the smallest one that is missing, in the queue of that mutex, and tries the others again when it has it.
+//! First all are tried at once, which a store that sends concurrent requests together does in one batch. If some are
+//! not free, the guards of those that are smaller than all of these, in the order of the names, are kept, and the
+//! others are released. Then the call waits for the smallest one that is missing, in the queue of that mutex, and tries
+//! the others again when it has it.
 //!
 //! # Why that cannot deadlock
 //!
-//! A call that tries waits for nobody. A call that waits, waits for one mutex, and holds only mutexes with smaller names. Follow the
-//! chain from a call that waits at place p in the queue of mutex m to the one that it waits for: this is either a call at an earlier place
-//! of the same queue, or the holder of m. That holder works, and ends by itself; or it is a call that waits for another mutex, whose name is
-//! greater than m, since all that it holds is smaller. So with each step (name, place) changes to a greater name, or to the same name and an
-//! earlier place. Such a chain never comes back to where it was, and is finite: at its end there is a holder that works. (The order is that of the keys,
-//! so it is the same for all callers, whatever their prefixes. A holder that waits for something else, such as another mutex that it
-//! locks by itself, is outside this proof.)
+//! A call that tries waits for nobody. A call that waits, waits for one mutex, and holds only mutexes with smaller
+//! names. Follow the chain from a call that waits at place p in the queue of mutex m to the one that it waits for: this
+//! is either a call at an earlier place of the same queue, or the holder of m. That holder works, and ends by itself;
+//! or it is a call that waits for another mutex, whose name is greater than m, since all that it holds is smaller. So
+//! with each step (name, place) changes to a greater name, or to the same name and an earlier place. Such a chain never
+//! comes back to where it was, and is finite: at its end there is a holder that works. (The order is that of the keys,
+//! so it is the same for all callers, whatever their prefixes. A holder that waits for something else, such as another
+//! mutex that it locks by itself, is outside this proof.)
 //!
 //! # Why none starves
 //!
-//! Each wait is in the queue of a mutex, which is served in order of arrival and which nobody that tries overtakes, and what was reached
-//! is kept. So a call for n mutexes waits n times at most, each time for those that were in that queue before it.
+//! Each wait is in the queue of a mutex, which is served in order of arrival and which nobody that tries overtakes, and
+//! what was reached is kept. So a call for n mutexes waits n times at most, each time for those that were in that queue
+//! before it.
 
 use std::collections::HashSet;
 use std::fmt;
@@ -51,10 +54,11 @@ const MAX_LOST: u32 = 3;
 ///
 /// # Order
 ///
-/// Callers may name them in any order: they are locked in the order of their names where one has to be waited for, so callers of this never
-/// deadlock with each other. (Do not lock another mutex while you hold these, except one whose name is greater than all of theirs.) For each
-/// mutex, waiters are served in order of arrival, those for one of them and those for several alike, so nobody starves. While a call waits for one, it holds those
-/// that it has so far: the more names, the longer others may wait.
+/// Callers may name them in any order: they are locked in the order of their names where one has to be waited for, so
+/// callers of this never deadlock with each other. (Do not lock another mutex while you hold these, except one whose
+/// name is greater than all of theirs.) For each mutex, waiters are served in order of arrival, those for one of them
+/// and those for several alike, so nobody starves. While a call waits for one, it holds those that it has so far: the
+/// more names, the longer others may wait.
 ///
 /// If all are free, they are locked at the same time, which on Redis is one batch of requests.
 ///
@@ -80,8 +84,8 @@ pub struct LockAll {
 }
 
 impl Client {
-    /// Returns the mutexes of these names, to be locked together, with default options. No I/O. A name that occurs more than once counts
-    /// once, where it occurs first.
+    /// Returns the mutexes of these names, to be locked together, with default options. No I/O. A name that occurs more
+    /// than once counts once, where it occurs first.
     ///
     /// # Errors
     ///
@@ -92,8 +96,8 @@ impl Client {
 
     /// Returns the mutexes of these names, to be locked together, with the given options. No I/O.
     ///
-    /// The maximum hold time of each is measured from its own grant, so the time counts for which it was held while the call waited for
-    /// others.
+    /// The maximum hold time of each is measured from its own grant, so the time counts for which it was held while the
+    /// call waited for others.
     ///
     /// # Errors
     ///
@@ -135,14 +139,14 @@ impl LockAll {
 
     /// Locks all of them, waiting as long as necessary.
     ///
-    /// If the store stops answering in the meantime, the call keeps waiting; see the errors for how long. If it loses one of those
-    /// that it holds while it waits for another one, it locks that one again.
+    /// If the store stops answering in the meantime, the call keeps waiting; see the errors for how long. If it loses
+    /// one of those that it holds while it waits for another one, it locks that one again.
     ///
     /// # Errors
     ///
-    /// As for [`DistMutex::lock`](crate::DistMutex::lock), with the name of the mutex that was not locked; also [`Error::Lost`] if leases
-    /// were lost several times while the call waited for others, such as with a maximum hold time that is shorter than the
-    /// wait. None of the mutexes is held then.
+    /// As for [`DistMutex::lock`](crate::DistMutex::lock), with the name of the mutex that was not locked; also
+    /// [`Error::Lost`] if leases were lost several times while the call waited for others, such as with a maximum hold
+    /// time that is shorter than the wait. None of the mutexes is held then.
     ///
     /// # Panics
     ///
@@ -150,14 +154,14 @@ impl LockAll {
     ///
     /// # Cancel safety
     ///
-    /// The future can be dropped at any await point and leaves nothing behind: whatever it was granted is passed on to another task or
-    /// released in the background, and it gives up its place in the queue.
+    /// The future can be dropped at any await point and leaves nothing behind: whatever it was granted is passed on to
+    /// another task or released in the background, and it gives up its place in the queue.
     pub async fn lock(&self) -> Result<Locks, Error> {
         self.acquire(Wait::Forever).await
     }
 
-    /// Locks all of them if nobody holds any of them or waits for one. If one is not free, those that were are released in the
-    /// background; another call may have found them held meanwhile.
+    /// Locks all of them if nobody holds any of them or waits for one. If one is not free, those that were are released
+    /// in the background; another call may have found them held meanwhile.
     ///
     /// If this client has just dropped a guard of one of them, the call first waits for its release, for up to 1 s.
     ///
@@ -178,13 +182,13 @@ impl LockAll {
         Ok(guards.map(|guards| self.locked(guards)))
     }
 
-    /// Locks all of them, waiting for at most `timeout` altogether. However short the timeout, the call waits up to 100 ms for the first
-    /// answers from the store.
+    /// Locks all of them, waiting for at most `timeout` altogether. However short the timeout, the call waits up to 100
+    /// ms for the first answers from the store.
     ///
     /// # Errors
     ///
-    /// As for [`DistMutex::lock_timeout`](crate::DistMutex::lock_timeout), with the name of the mutex that was not locked in time, and
-    /// as for [`lock`](Self::lock). None of the mutexes is held then.
+    /// As for [`DistMutex::lock_timeout`](crate::DistMutex::lock_timeout), with the name of the mutex that was not
+    /// locked in time, and as for [`lock`](Self::lock). None of the mutexes is held then.
     ///
     /// # Panics
     ///
@@ -221,8 +225,9 @@ impl LockAll {
         }
     }
 
-    /// Tries those that are not held yet, and adds the guards of those that come before the first that is not free. The others are
-    /// released. A store that does not answer is left to the call that waits, which knows how long to be patient.
+    /// Tries those that are not held yet, and adds the guards of those that come before the first that is not free. The
+    /// others are released. A store that does not answer is left to the call that waits, which knows how long to be
+    /// patient.
     async fn try_missing(&self, held: &mut Vec<Guard>, wait: Wait) -> Result<(), Error> {
         let tries = self.try_from(held.len());
         let tried = match wait.deadline() {
@@ -278,11 +283,11 @@ impl fmt::Debug for LockAll {
     }
 }
 
-/// Several mutexes that are held: see [`LockAll`]. All that is said about the dropping and the loss of a [`Guard`] applies to each
-/// of them; dropping this releases all.
+/// Several mutexes that are held: see [`LockAll`]. All that is said about the dropping and the loss of a [`Guard`]
+/// applies to each of them; dropping this releases all.
 ///
-/// Each has a lease and a token of its own. They are renewed together, but one can be lost alone: then [`lost`](Self::lost) completes, and the
-/// others stay held until this is released or dropped.
+/// Each has a lease and a token of its own. They are renewed together, but one can be lost alone: then
+/// [`lost`](Self::lost) completes, and the others stay held until this is released or dropped.
 #[must_use = "dropping the guard releases them at once"]
 pub struct Locks {
     /// In the order of the caller.
@@ -307,14 +312,15 @@ impl Locks {
         self.guards.iter().all(Guard::is_held)
     }
 
-    /// How long all leases can be trusted if none is renewed again; zero once one is lost: see [`Guard::remaining`]. No I/O.
+    /// How long all leases can be trusted if none is renewed again; zero once one is lost: see [`Guard::remaining`]. No
+    /// I/O.
     #[must_use]
     pub fn remaining(&self) -> Duration {
         self.guards.iter().map(Guard::remaining).min().unwrap_or_default()
     }
 
-    /// Waits until one of the leases is lost, and says which one and why. If they are released or dropped instead, the future never
-    /// completes: see [`Guard::lost`].
+    /// Waits until one of the leases is lost, and says which one and why. If they are released or dropped instead, the
+    /// future never completes: see [`Guard::lost`].
     ///
     /// # Cancel safety
     ///
@@ -324,7 +330,8 @@ impl Locks {
         AnyLost { lost: lost.collect() }
     }
 
-    /// Runs `work` for as long as all leases are held. If one is lost first, `work` is dropped at its current await point.
+    /// Runs `work` for as long as all leases are held. If one is lost first, `work` is dropped at its current await
+    /// point.
     ///
     /// ```
     /// # #[tokio::main(flavor = "current_thread")]
@@ -336,8 +343,8 @@ impl Locks {
     ///
     /// # Errors
     ///
-    /// [`Error::Lost`], with the name, if a lease was lost before `work` was done. If that happened during its last step, the output of
-    /// `work` is dropped.
+    /// [`Error::Lost`], with the name, if a lease was lost before `work` was done. If that happened during its last
+    /// step, the output of `work` is dropped.
     ///
     /// # Cancel safety
     ///
@@ -368,11 +375,13 @@ impl Locks {
         self.protect(work).await?
     }
 
-    /// Releases all of them at the same time, and waits until the store has confirmed it. `Ok` means that all leases were held until the end.
+    /// Releases all of them at the same time, and waits until the store has confirmed it. `Ok` means that all leases
+    /// were held until the end.
     ///
     /// # Errors
     ///
-    /// [`NotReleased`], with the errors of those whose release has failed, for the reasons for which [`Guard::release`] fails. The others are released.
+    /// [`NotReleased`], with the errors of those whose release has failed, for the reasons for which [`Guard::release`]
+    /// fails. The others are released.
     ///
     /// # Panics
     ///

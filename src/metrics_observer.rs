@@ -1,4 +1,5 @@
-//! Feeds the `metrics` facade. The names, units and labels are documented in docs/observability.md, which a test compares with this file.
+//! Feeds the `metrics` facade. The names, units and labels are documented in docs/observability.md, which a test
+//! compares with this file.
 
 use std::borrow::Cow;
 use std::collections::HashMap;
@@ -32,9 +33,9 @@ use crate::observer::{Event, Observer, Subject};
 /// | `leasehold_store_connected` | gauge | | `store` |
 /// | `leasehold_store_changes_total` | counter | | `store`, `status` |
 ///
-/// The names of locks are no labels, because a program may use any number of them. A function may map each name to one of
-/// few [classes](Self::classes), which then become the label `class`. What the values of the labels mean, and a dashboard
-/// for Grafana, is in `docs/observability.md`.
+/// The names of locks are no labels, because a program may use any number of them. A function may map each name to one
+/// of few [classes](Self::classes), which then become the label `class`. What the values of the labels mean, and a
+/// dashboard for Grafana, is in `docs/observability.md`.
 ///
 /// A metric is registered with the recorder when its first value arrives, and stays with that recorder, so install the
 /// exporter first. All clients of a process may share one observer.
@@ -59,7 +60,8 @@ struct Store {
 
 type ByClass = HashMap<(Kind, Cow<'static, str>), Arc<Metrics>>;
 
-/// The metrics of one kind of resource, of one class. Those with further labels are registered when they are used, by the values of these.
+/// The metrics of one kind of resource, of one class. Those with further labels are registered when they are used, by
+/// the values of these.
 struct Metrics {
     labels: Vec<Label>,
     held: Gauge,
@@ -133,8 +135,9 @@ impl MetricsObserver {
         self
     }
 
-    /// Adds the label `class` to all metrics of locks and semaphores, with what this function makes of their names. It is
-    /// called for every event, and for each class that it returns, all these metrics exist: return one of a few constants.
+    /// Adds the label `class` to all metrics of locks and semaphores, with what this function makes of their names. It
+    /// is called for every event, and for each class that it returns, all these metrics exist: return one of a few
+    /// constants.
     ///
     /// ```
     /// # use std::sync::Arc;

@@ -1,7 +1,8 @@
 //! What a client tells those that watch it: metrics, audit logs, alarms.
 //!
-//! An [`Observer`] is told of every hold from its request to its end, of renewals, and of the store's state. It is set with
-//! [`ClientBuilder::observer`](crate::ClientBuilder::observer) or [`Client::with_observer`](crate::Client::with_observer):
+//! An [`Observer`] is told of every hold from its request to its end, of renewals, and of the store's state. It is set
+//! with [`ClientBuilder::observer`](crate::ClientBuilder::observer) or
+//! [`Client::with_observer`](crate::Client::with_observer):
 //!
 //! ```
 //! use std::sync::Arc;
@@ -38,11 +39,12 @@ use crate::fence::FencingToken;
 /// Is told what happens in a client: see [the module](self).
 ///
 /// It is called by whichever thread notices the event, including the one on which leases are renewed, so it must return
-/// soon and never block: send what takes longer to a task of your own. Nothing in the client is locked meanwhile; it may
-/// use the client, its guards and its handles. If it panics, the panic is traced as an error, and the client goes on as if
-/// it had returned.
+/// soon and never block: send what takes longer to a task of your own. Nothing in the client is locked meanwhile; it
+/// may use the client, its guards and its handles. If it panics, the panic is traced as an error, and the client goes
+/// on as if it had returned.
 ///
-/// A client without an observer reads no clock for it and makes no event; events contain only references and small values.
+/// A client without an observer reads no clock for it and makes no event; events contain only references and small
+/// values.
 pub trait Observer: Send + Sync + 'static {
     /// Something has happened.
     fn observe(&self, event: &Event<'_>);
@@ -260,7 +262,8 @@ pub enum ReleaseOutcome {
     PassedOn,
     /// It was made a ticket, for another process: [`Guard::into_ticket`](crate::Guard::into_ticket).
     HandedOver,
-    /// Nobody waits for the answer, because the guard or its `release` future was dropped: it is released in the background.
+    /// Nobody waits for the answer, because the guard or its `release` future was dropped: it is released in the
+    /// background.
     InBackground,
     /// `release` has failed with an error of this kind. It is repeated in the background for a while.
     Failed(ErrorKind),

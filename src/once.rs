@@ -2,30 +2,34 @@
 //!
 //! # How it works
 //!
-//! Ticks are numbered: the tick `n` of a timetable is due at the same instant everywhere, and every scheduler can tell by its own clock which
-//! ticks are due. Two leases do the rest, both of them ordinary leases of a mutex:
+//! Ticks are numbered: the tick `n` of a timetable is due at the same instant everywhere, and every scheduler can tell
+//! by its own clock which ticks are due. Two leases do the rest, both of them ordinary leases of a mutex:
 //!
 //! * The *run* (`once:run:NAME`): whoever holds it runs one tick. So no two ticks of a name are run at the same time.
-//! * The *mark* of a tick (`once:done:NAME:n`): a lease that nobody renews or releases, so the store keeps it for its TTL, `at_least_for`. It is
-//!   granted to one client only. A tick with a mark is not run.
+//! * The *mark* of a tick (`once:done:NAME:n`): a lease that nobody renews or releases, so the store keeps it for its
+//!   TTL, `at_least_for`. It is granted to one client only. A tick with a mark is not run.
 //!
-//! With [`OnDeadRunner::LeaveOut`] the mark is set before the job begins, with [`OnDeadRunner::RunAgain`] after it has ended.
+//! With [`OnDeadRunner::LeaveOut`] the mark is set before the job begins, with [`OnDeadRunner::RunAgain`] after it has
+//! ended.
 //!
 //! # Why a tick is not run twice
 //!
-//! Let R be `at_least_for`, W `at_most_late`, and D the greatest difference between the clocks of two schedulers, with D <= R - W. A scheduler B
-//! begins the job of a tick only after this, in this order: it holds the run; it finds no mark, or sets it; and its clock, read after that, is
-//! before `due + W`. Suppose that A has set the mark of this tick at the time m, so A's clock was at `due` or later by then.
+//! Let R be `at_least_for`, W `at_most_late`, and D the greatest difference between the clocks of two schedulers, with
+//! D <= R - W. A scheduler B begins the job of a tick only after this, in this order: it holds the run; it finds no
+//! mark, or sets it; and its clock, read after that, is before `due + W`. Suppose that A has set the mark of this tick
+//! at the time m, so A's clock was at `due` or later by then.
 //!
 //! 1. From m to m + R, nobody finds that the mark is missing, or sets it: the store has granted it to A.
-//! 2. If B finds it missing, or sets it, at a time t >= m + R, then A's clock is at `due + R` or later, so B's is at `due + R - D >= due + W` or later when
-//!    it is read, and B does not run the tick.
-//! 3. If B finds it missing before m, B was first. With `LeaveOut`, that cannot be: to find it missing is to set it. With `RunAgain`, both hold
-//!    the run one after the other, so A's began after B's had ended, and A has looked for B's mark.
+//! 2. If B finds it missing, or sets it, at a time t >= m + R, then A's clock is at `due + R` or later, so B's is at
+//!    `due + R - D >= due + W` or later when it is read, and B does not run the tick.
+//! 3. If B finds it missing before m, B was first. With `LeaveOut`, that cannot be: to find it missing is to set it.
+//!    With `RunAgain`, both hold the run one after the other, so A's began after B's had ended, and A has looked for
+//!    B's mark.
 //!
-//! Case 3 fails if B has lost the run: then A may run the tick again, which is what `RunAgain` says. So `LeaveOut` is at most once, whatever
-//! happens to schedulers, and `RunAgain` at least once, and exactly once unless a runner dies or loses its lease. A store that forgets leases (Redis after
-//! a failover, or a restart without persistence) forgets marks too: then a tick can be run again as long as it is not later than W.
+//! Case 3 fails if B has lost the run: then A may run the tick again, which is what `RunAgain` says. So `LeaveOut` is
+//! at most once, whatever happens to schedulers, and `RunAgain` at least once, and exactly once unless a runner dies or
+//! loses its lease. A store that forgets leases (Redis after a failover, or a restart without persistence) forgets
+//! marks too: then a tick can be run again as long as it is not later than W.
 
 use std::fmt;
 use std::future::ready;
@@ -106,8 +110,8 @@ pub struct Tick {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum OnDeadRunner {
-    /// Another scheduler runs it again from the start, when the lease of the runner has ended, unless it is too late by then. So a job can be begun
-    /// more than once, and only one that has ended is not run again. The default.
+    /// Another scheduler runs it again from the start, when the lease of the runner has ended, unless it is too late by
+    /// then. So a job can be begun more than once, and only one that has ended is not run again. The default.
     #[default]
     RunAgain,
     /// It is left out. So a job is begun at most once, and may not have ended.
@@ -137,24 +141,27 @@ impl OnceOptions {
         Self::default()
     }
 
-    /// For how long the store remembers that a tick was run, however quick the job was; ShedLock's `lockAtLeastFor`. Must be longer than
-    /// [`at_most_late`](Self::at_most_late): the rest is how much the clocks of the schedulers may differ. The store has one small record per name
-    /// and tick for this time. From 1 minute to 24 hours. Default: 1 hour.
+    /// For how long the store remembers that a tick was run, however quick the job was; ShedLock's `lockAtLeastFor`.
+    /// Must be longer than [`at_most_late`](Self::at_most_late): the rest is how much the clocks of the schedulers may
+    /// differ. The store has one small record per name and tick for this time. From 1 minute to 24 hours. Default: 1
+    /// hour.
     pub const fn at_least_for(mut self, time: Duration) -> Self {
         self.at_least_for = time;
         self
     }
 
-    /// How late a tick may begin, by the scheduler's clock: later, it is left out. After an outage, all ticks that are not too late are run, one
-    /// after another. Default: one period, so only the latest tick is made up for; half of [`at_least_for`](Self::at_least_for) if that is less.
+    /// How late a tick may begin, by the scheduler's clock: later, it is left out. After an outage, all ticks that are
+    /// not too late are run, one after another. Default: one period, so only the latest tick is made up for; half of
+    /// [`at_least_for`](Self::at_least_for) if that is less.
     pub const fn at_most_late(mut self, time: Duration) -> Self {
         self.at_most_late = Some(time);
         self
     }
 
-    /// How long the job of a tick may take. Then it is dropped at its current await point, and the tick counts as one whose runner has died.
-    /// Default: no limit, because the lease of a runner is renewed while it lives, and expires when it dies. That is what ShedLock's
-    /// `lockAtMostFor` is for; here it is the TTL of the client's locks. At least 10 ms.
+    /// How long the job of a tick may take. Then it is dropped at its current await point, and the tick counts as one
+    /// whose runner has died. Default: no limit, because the lease of a runner is renewed while it lives, and expires
+    /// when it dies. That is what ShedLock's `lockAtMostFor` is for; here it is the TTL of the client's locks. At least
+    /// 10 ms.
     pub const fn at_most_for(mut self, time: Duration) -> Self {
         self.at_most_for = Some(time);
         self
@@ -191,8 +198,9 @@ type Clock = Arc<dyn Fn() -> SystemTime + Send + Sync>;
 
 /// A schedule: of all schedulers in all processes that follow it, one runs each tick. See [`Client::once`].
 ///
-/// Cheap to clone. All schedules with the same prefix and name on the same store are the same schedule; they must have the same timetable and options. Ticks of
-/// one schedule are never run at the same time; a tick whose turn comes too late is left out.
+/// Cheap to clone. All schedules with the same prefix and name on the same store are the same schedule; they must have
+/// the same timetable and options. Ticks of one schedule are never run at the same time; a tick whose turn comes too
+/// late is left out.
 ///
 /// # What is guaranteed
 ///
@@ -206,8 +214,8 @@ type Clock = Arc<dyn Fn() -> SystemTime + Send + Sync>;
 /// | the store is unreachable | ticks are made up for when it is back, unless they are too late |
 /// | the store forgets leases (Redis without persistence, or in a failover) | a tick of the last [`at_most_late`](OnceOptions::at_most_late) can be run again |
 ///
-/// If what the job acts on can compare numbers, pass it the number of the [`Tick`]: nothing else makes a job exactly once whose runner dies
-/// after its last step.
+/// If what the job acts on can compare numbers, pass it the number of the [`Tick`]: nothing else makes a job exactly
+/// once whose runner dies after its last step.
 #[derive(Clone)]
 pub struct Once {
     run: Primitive,
@@ -241,7 +249,8 @@ impl Client {
     ///
     /// # Errors
     ///
-    /// [`Error::InvalidArgument`] if the name is empty or longer than 491 bytes, the period is below 1 ms, or an option is out of bounds.
+    /// [`Error::InvalidArgument`] if the name is empty or longer than 491 bytes, the period is below 1 ms, or an option
+    /// is out of bounds.
     pub fn once(&self, name: &str, ticks: Ticks) -> Result<Once, Error> {
         self.once_with(name, ticks, OnceOptions::new())
     }
@@ -284,11 +293,12 @@ impl Once {
         self
     }
 
-    /// Runs `job` for every tick that is due from now on and that no other scheduler runs, for ever. Returns `Ok` when the client is
-    /// [closed](Client::close), after the tick that is being run, or [shut down](Client::shutdown).
+    /// Runs `job` for every tick that is due from now on and that no other scheduler runs, for ever. Returns `Ok` when
+    /// the client is [closed](Client::close), after the tick that is being run, or [shut down](Client::shutdown).
     ///
-    /// It begins with the ticks that are due already, are not too late, and were not run: on the first start of all, that may be the latest one. While the store
-    /// does not answer, or refuses a request, the same tick is tried again, after pauses of up to 30 s, and the errors are logged at WARN.
+    /// It begins with the ticks that are due already, are not too late, and were not run: on the first start of all,
+    /// that may be the latest one. While the store does not answer, or refuses a request, the same tick is tried again,
+    /// after pauses of up to 30 s, and the errors are logged at WARN.
     ///
     /// The job handles its own errors: a tick whose job has ended is done.
     ///
@@ -322,7 +332,8 @@ impl Once {
     ///
     /// # Cancel safety
     ///
-    /// Dropping the future drops the job. The tick counts as one whose runner has died, and its run is released in the background.
+    /// Dropping the future drops the job. The tick counts as one whose runner has died, and its run is released in the
+    /// background.
     pub async fn run<W>(&self, mut job: impl FnMut(Tick) -> W + Send) -> Result<(), Error>
     where
         W: Future<Output = ()> + Send,
@@ -353,9 +364,10 @@ impl Once {
         }
     }
 
-    /// Runs `job` for the latest tick that is due, unless that was run, or is too late: for a program that is started by cron on several
-    /// machines. Returns the output of `job`, or `None` if it was not run here. If another scheduler is running it, or another tick of the same name, the
-    /// call waits for that to end; with [`OnDeadRunner::LeaveOut`], only for another tick.
+    /// Runs `job` for the latest tick that is due, unless that was run, or is too late: for a program that is started
+    /// by cron on several machines. Returns the output of `job`, or `None` if it was not run here. If another scheduler
+    /// is running it, or another tick of the same name, the call waits for that to end; with
+    /// [`OnDeadRunner::LeaveOut`], only for another tick.
     ///
     /// ```
     /// # use std::time::Duration;
@@ -372,9 +384,11 @@ impl Once {
     ///
     /// # Errors
     ///
-    /// * [`Error::Lost`] if the lease was lost before `job` had ended, or [`at_most_for`](OnceOptions::at_most_for) was over: `job` was dropped.
-    /// * [`Error::StoreUnavailable`], [`Error::StoreRefused`] and [`Error::Closed`] as for [`DistMutex::lock`](crate::DistMutex::lock). The
-    ///   job may have ended if that it was done could not be stored, even though this was repeated until nobody would have run it any more.
+    /// * [`Error::Lost`] if the lease was lost before `job` had ended, or [`at_most_for`](OnceOptions::at_most_for) was
+    ///   over: `job` was dropped.
+    /// * [`Error::StoreUnavailable`], [`Error::StoreRefused`] and [`Error::Closed`] as for
+    ///   [`DistMutex::lock`](crate::DistMutex::lock). The job may have ended if that it was done could not be stored,
+    ///   even though this was repeated until nobody would have run it any more.
     ///
     /// # Panics
     ///
@@ -394,12 +408,14 @@ impl Once {
         }
     }
 
-    /// As [`try_run`](Self::try_run) for the tick of this number, which the caller has chosen by a rule of its own, whatever its clock says. No tick is too late
-    /// then, so it is not run twice as long as all call this within [`at_least_for`](OnceOptions::at_least_for).
+    /// As [`try_run`](Self::try_run) for the tick of this number, which the caller has chosen by a rule of its own,
+    /// whatever its clock says. No tick is too late then, so it is not run twice as long as all call this within
+    /// [`at_least_for`](OnceOptions::at_least_for).
     ///
     /// # Errors
     ///
-    /// As for [`try_run`](Self::try_run), and [`Error::InvalidArgument`] if the tick is too far in the future for the clock.
+    /// As for [`try_run`](Self::try_run), and [`Error::InvalidArgument`] if the tick is too far in the future for the
+    /// clock.
     ///
     /// # Panics
     ///
@@ -420,8 +436,8 @@ impl Once {
         self.attempt(number, false, job).await
     }
 
-    /// The tick to run next, if that is not `next` or a later one any more: the others are too late, or the clock was set back by more than what is
-    /// remembered.
+    /// The tick to run next, if that is not `next` or a later one any more: the others are too late, or the clock was
+    /// set back by more than what is remembered.
     fn not_before(&self, next: u64, now: SystemTime) -> u64 {
         let in_time = now.checked_sub(self.late).map_or(0, |limit| self.ticks.first_after(limit));
         let far = now.checked_add(self.mark_ttl + self.ticks.period);
@@ -483,7 +499,8 @@ impl Once {
             .map_err(|error| engine.error(error, "look for a mark", Some(self.name())))
     }
 
-    /// Sets the mark. `false` if another client has. It is repeated until nobody runs this tick any more, even without a mark.
+    /// Sets the mark. `false` if another client has. It is repeated until nobody runs this tick any more, even without
+    /// a mark.
     async fn set(&self, mark: &Resource) -> Result<bool, Error> {
         let engine = &self.run.engine;
         let lease = LeaseRef::new(engine.backend().lease_id(), mark.clone());

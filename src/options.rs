@@ -123,14 +123,16 @@ impl MutexOptions {
         self.hold.prefix.as_deref().unwrap_or(DEFAULT_LOCK_PREFIX)
     }
 
-    /// The same for locks that serve another purpose, whose keys begin with `kind`, after the prefix that was set, if one was.
+    /// The same for locks that serve another purpose, whose keys begin with `kind`, after the prefix that was set, if
+    /// one was.
     pub(crate) fn within(self, kind: &str) -> Self {
         let prefix = self.hold.prefix.as_deref().unwrap_or_default();
         let prefix = format!("{prefix}{kind}");
         self.prefix(prefix)
     }
 
-    /// What the keys of read/write locks start with: never those of mutexes or semaphores with the same prefix and name.
+    /// What the keys of read/write locks start with: never those of mutexes or semaphores with the same prefix and
+    /// name.
     pub(crate) fn rw_key_prefix(&self) -> String {
         format!("{}{RW_LOCK}", self.hold.prefix.as_deref().unwrap_or_default())
     }

@@ -1,5 +1,6 @@
-//! The process in which a client was made. A process that is forked from it has a copy of the client's memory and of its sockets, but none of
-//! its threads: whatever the copy sent would be read as the parent's, and whatever it released would be the parent's lease.
+//! The process in which a client was made. A process that is forked from it has a copy of the client's memory and of
+//! its sockets, but none of its threads: whatever the copy sent would be read as the parent's, and whatever it released
+//! would be the parent's lease.
 
 use std::mem;
 use std::process;
@@ -62,9 +63,9 @@ impl Origin {
     }
 }
 
-/// A value of which each process has its own. A copy of the parent's would be of no use in a process that was forked from it; and another
-/// thread of the parent may have locked it at that moment, which does not exist in the copy and never unlocks it. So the lock is not the same
-/// either.
+/// A value of which each process has its own. A copy of the parent's would be of no use in a process that was forked
+/// from it; and another thread of the parent may have locked it at that moment, which does not exist in the copy and
+/// never unlocks it. So the lock is not the same either.
 #[derive(Debug)]
 pub(crate) struct PerProcess<T>([Slot<T>; GENERATIONS]);
 

@@ -11,8 +11,8 @@ const FIRST: Duration = Duration::from_millis(100);
 /// The longest pause. What went well for as long is followed by the first pause again.
 pub(crate) const LONGEST: Duration = Duration::from_secs(30);
 
-/// Pauses that double from one to the next, each shortened at random by up to half, so that those who failed at the same time do not
-/// all come back at the same time.
+/// Pauses that double from one to the next, each shortened at random by up to half, so that those who failed at the
+/// same time do not all come back at the same time.
 #[derive(Debug)]
 pub(crate) struct BackOff {
     next: Duration,
@@ -40,7 +40,8 @@ impl BackOff {
     }
 }
 
-/// Whether the same call would fail for ever. What a store refuses it may allow later, when a permission was granted for instance.
+/// Whether the same call would fail for ever. What a store refuses it may allow later, when a permission was granted
+/// for instance.
 pub(crate) const fn is_final(error: &Error) -> bool {
     match error {
         Error::Closed { .. }

@@ -15,8 +15,8 @@ use tokio_util::task::AbortOnDropHandle;
 
 /// Spawns a task on the current runtime.
 ///
-/// The future is boxed: for every type of future that is spawned, the compiler generates more than two thousand lines of tokio's code
-/// (in LLVM's representation), which was a tenth of all code of this crate.
+/// The future is boxed: for every type of future that is spawned, the compiler generates more than two thousand lines
+/// of tokio's code (in LLVM's representation), which was a tenth of all code of this crate.
 #[cfg(any(feature = "_redis", feature = "_records"))]
 pub(crate) fn spawn<T: Send + 'static>(future: impl Future<Output = T> + Send + 'static) -> JoinHandle<T> {
     spawn_on(&Handle::current(), future)
@@ -35,8 +35,8 @@ pub(crate) fn takes_tasks(runtime: &Handle) -> bool {
     !AbortOnDropHandle::new(runtime.spawn(std::future::pending::<()>())).is_finished()
 }
 
-/// A task's future, which is dropped together with this, even if the runtime of the task is not driven: at once, or if it is
-/// being polled, after that.
+/// A task's future, which is dropped together with this, even if the runtime of the task is not driven: at once, or if
+/// it is being polled, after that.
 ///
 /// Aborting a task does not do that: its future is dropped by its runtime.
 pub(crate) struct Cancel {

@@ -1,7 +1,8 @@
 //! A lock for many readers or one writer, shared by many processes.
 //!
-//! It is a fair semaphore with a fixed limit: a reader holds one permit, a writer all of them. The order of arrival, the expiry of dead
-//! holders and the tokens are those of the semaphore, and a downgrade returns permits of a lease that goes on.
+//! It is a fair semaphore with a fixed limit: a reader holds one permit, a writer all of them. The order of arrival,
+//! the expiry of dead holders and the tokens are those of the semaphore, and a downgrade returns permits of a lease
+//! that goes on.
 
 use std::fmt;
 use std::ops::Deref;
@@ -20,29 +21,30 @@ use crate::primitive::Primitive;
 
 /// A lock that any number of readers, or one writer, can hold at a time among all processes that use the same store.
 ///
-/// Cheap to clone. All clones, and all read/write locks with the same prefix and name on the same store, are the same lock. It is not
-/// reentrant: a task that holds it for writing and asks for it again deadlocks, and so does one that holds it for reading and asks
-/// again, for reading or writing, while a writer waits.
+/// Cheap to clone. All clones, and all read/write locks with the same prefix and name on the same store, are the same
+/// lock. It is not reentrant: a task that holds it for writing and asks for it again deadlocks, and so does one that
+/// holds it for reading and asks again, for reading or writing, while a writer waits.
 ///
 /// # Order
 ///
 /// Requests are served strictly in the order in which they arrive at the store, so neither side starves: readers that
-/// arrive after a waiting writer wait behind it, and a writer waits only for those that arrived before it. Readers next to each other in the
-/// queue are admitted together. `try_read` and `try_write` overtake nobody. An unreachable waiter is skipped and keeps its place; a dead one
-/// is removed within one TTL.
+/// arrive after a waiting writer wait behind it, and a writer waits only for those that arrived before it. Readers next
+/// to each other in the queue are admitted together. `try_read` and `try_write` overtake nobody. An unreachable waiter
+/// is skipped and keeps its place; a dead one is removed within one TTL.
 ///
 /// # Tokens
 ///
-/// Each grant, for reading or writing, has a token greater than all earlier ones, so the tokens of writers fence: a resource that
-/// remembers the newest token of a *writer* rejects a writer that has lost its lease. Readers hold the lock together, so a resource that also
-/// remembered their tokens would reject legitimate readers. A downgraded guard keeps its token.
+/// Each grant, for reading or writing, has a token greater than all earlier ones, so the tokens of writers fence: a
+/// resource that remembers the newest token of a *writer* rejects a writer that has lost its lease. Readers hold the
+/// lock together, so a resource that also remembered their tokens would reject legitimate readers. A downgraded guard
+/// keeps its token.
 ///
 /// # Key
 ///
-/// The key is the prefix of the [`MutexOptions`], which is empty by default here, followed by `rwlock:` and the name. So a read/write
-/// lock never meets a mutex or a semaphore of that name, even if a client gives all its keys the same prefix. In the store, and in
-/// [`inspect`](Self::inspect), it is a fair semaphore with [`MAX_READERS`](Self::MAX_READERS) permits. Stores without semaphores do not
-/// have it (Redlock).
+/// The key is the prefix of the [`MutexOptions`], which is empty by default here, followed by `rwlock:` and the name.
+/// So a read/write lock never meets a mutex or a semaphore of that name, even if a client gives all its keys the same
+/// prefix. In the store, and in [`inspect`](Self::inspect), it is a fair semaphore with
+/// [`MAX_READERS`](Self::MAX_READERS) permits. Stores without semaphores do not have it (Redlock).
 ///
 /// ```
 /// # #[tokio::main(flavor = "current_thread")]
@@ -66,17 +68,19 @@ pub struct RwLock {
 }
 
 impl Client {
-    /// Returns the read/write lock called `name`, with default options. No I/O: nothing exists in the store until it is locked.
+    /// Returns the read/write lock called `name`, with default options. No I/O: nothing exists in the store until it is
+    /// locked.
     ///
     /// # Errors
     ///
-    /// [`Error::InvalidArgument`] as for [`mutex`](Self::mutex). [`Error::Unsupported`] if the store does not support semaphores,
-    /// because a read/write lock is one (Redlock does not).
+    /// [`Error::InvalidArgument`] as for [`mutex`](Self::mutex). [`Error::Unsupported`] if the store does not support
+    /// semaphores, because a read/write lock is one (Redlock does not).
     pub fn rw_lock(&self, name: &str) -> Result<RwLock, Error> {
         self.rw_lock_with(name, self.mutex_options())
     }
 
-    /// Returns the read/write lock called `name`, with the given options, of which `local_handover` has no effect. No I/O.
+    /// Returns the read/write lock called `name`, with the given options, of which `local_handover` has no effect. No
+    /// I/O.
     ///
     /// # Errors
     ///
@@ -88,7 +92,8 @@ impl Client {
 }
 
 impl RwLock {
-    /// How many readers can hold the lock at the same time. Further ones wait until one of them has left, and `try_read` returns `None`.
+    /// How many readers can hold the lock at the same time. Further ones wait until one of them has left, and
+    /// `try_read` returns `None`.
     ///
     /// The number costs nothing: no store keeps a record for a permit that nobody holds.
     pub const MAX_READERS: u32 = 1_000_000;
@@ -115,8 +120,8 @@ impl RwLock {
 
     with_note!(primitive);
 
-    /// Locks for reading, together with other readers, waiting as long as necessary until every request that arrived earlier was served and no writer holds the
-    /// lock.
+    /// Locks for reading, together with other readers, waiting as long as necessary until every request that arrived
+    /// earlier was served and no writer holds the lock.
     ///
     /// # Errors
     ///
@@ -128,8 +133,8 @@ impl RwLock {
     ///
     /// # Cancel safety
     ///
-    /// The future can be dropped at any await point and leaves nothing behind: it gives up its place in the queue, and anything it was
-    /// granted is released in the background.
+    /// The future can be dropped at any await point and leaves nothing behind: it gives up its place in the queue, and
+    /// anything it was granted is released in the background.
     pub async fn read(&self) -> Result<Guard, Error> {
         self.primitive.acquire(&self.one_reader(), Wait::Forever).await
     }
@@ -153,8 +158,8 @@ impl RwLock {
         self.primitive.try_acquire(&self.one_reader()).await
     }
 
-    /// Locks for reading, waiting for at most `timeout`. However short the timeout, the call waits up to 100 ms for a first answer
-    /// from the store.
+    /// Locks for reading, waiting for at most `timeout`. However short the timeout, the call waits up to 100 ms for a
+    /// first answer from the store.
     ///
     /// # Errors
     ///
@@ -208,8 +213,8 @@ impl RwLock {
         Ok(self.primitive.try_acquire(&self.writer()).await?.map(WriteGuard))
     }
 
-    /// Locks for writing, waiting for at most `timeout`. However short the timeout, the call waits up to 100 ms for a first answer
-    /// from the store.
+    /// Locks for writing, waiting for at most `timeout`. However short the timeout, the call waits up to 100 ms for a
+    /// first answer from the store.
     ///
     /// # Errors
     ///
@@ -255,17 +260,18 @@ impl fmt::Debug for RwLock {
     }
 }
 
-/// A [`RwLock`] held for writing. It is a [`Guard`] in all other respects: see there for what happens when it is dropped, and when its
-/// lease is lost.
+/// A [`RwLock`] held for writing. It is a [`Guard`] in all other respects: see there for what happens when it is
+/// dropped, and when its lease is lost.
 #[must_use = "dropping the guard releases it at once"]
 pub struct WriteGuard(pub(crate) Guard);
 
 impl WriteGuard {
-    /// Turns this into a guard for reading, which has the same lease and token, and lets the readers in that are next in
-    /// the queue. No writer gets the lock in between: it was never free.
+    /// Turns this into a guard for reading, which has the same lease and token, and lets the readers in that are next
+    /// in the queue. No writer gets the lock in between: it was never free.
     ///
-    /// If the store does not confirm that within 4 s, or refuses it, this is logged and the guard is returned all the same: it is held, and until the store has carried
-    /// out the change, which is repeated in the background for a minute, or for the TTL if that is longer, other readers wait.
+    /// If the store does not confirm that within 4 s, or refuses it, this is logged and the guard is returned all the
+    /// same: it is held, and until the store has carried out the change, which is repeated in the background for a
+    /// minute, or for the TTL if that is longer, other readers wait.
     ///
     /// # Errors
     ///
@@ -273,7 +279,8 @@ impl WriteGuard {
     ///
     /// # Panics
     ///
-    /// When it is polled outside a tokio runtime, or in one without timers. The guard is then released as if it had been dropped.
+    /// When it is polled outside a tokio runtime, or in one without timers. The guard is then released as if it had
+    /// been dropped.
     ///
     /// # Cancel safety
     ///

@@ -21,19 +21,21 @@ const FIELDS: usize = 12;
 /// A lock or permits on the way to another process: made by [`Guard::into_ticket`], and turned into a guard again by
 /// [`Client::resume`].
 ///
-/// While it is on the way nobody renews the lease, which therefore ends unless the ticket is resumed within its TTL (counted from the last renewal, so
-/// two thirds of the TTL are left unless renewals have failed). A ticket that is not resumed needs no clean-up.
+/// While it is on the way nobody renews the lease, which therefore ends unless the ticket is resumed within its TTL
+/// (counted from the last renewal, so two thirds of the TTL are left unless renewals have failed). A ticket that is not
+/// resumed needs no clean-up.
 ///
 /// # It is a secret
 ///
-/// Whoever has the text can keep the lease or end it, so `Debug` and `Display` only print what is held, and under which token;
-/// [`expose`](Self::expose) returns the text, which [`FromStr`] reads.
+/// Whoever has the text can keep the lease or end it, so `Debug` and `Display` only print what is held, and under which
+/// token; [`expose`](Self::expose) returns the text, which [`FromStr`] reads.
 ///
 /// # It is for one process
 ///
-/// A client refuses to resume a ticket twice. The store does not notice if two processes resume the same ticket: **both hold the lock then**,
-/// under the same token, until one of them releases it; the other is notified of that at its next renewal. So send it to
-/// one process only. The first process no longer holds anything once the ticket is made, even if the ticket gets lost.
+/// A client refuses to resume a ticket twice. The store does not notice if two processes resume the same ticket: **both
+/// hold the lock then**, under the same token, until one of them releases it; the other is notified of that at its next
+/// renewal. So send it to one process only. The first process no longer holds anything once the ticket is made, even if
+/// the ticket gets lost.
 ///
 /// ```
 /// # #[tokio::main(flavor = "current_thread")]
@@ -59,17 +61,18 @@ const FIELDS: usize = 12;
 pub struct LeaseTicket(HandedOver);
 
 impl Guard {
-    /// Gives up this guard without releasing it, and returns a ticket by which another process can go on holding. From here on, this
-    /// client neither renews nor releases the lease, and passes it on to nobody; [`ended`](Self::ended) completes. No I/O.
+    /// Gives up this guard without releasing it, and returns a ticket by which another process can go on holding. From
+    /// here on, this client neither renews nor releases the lease, and passes it on to nobody; [`ended`](Self::ended)
+    /// completes. No I/O.
     ///
-    /// Permits of a semaphore and a [read lock](crate::RwLock) are handed over as they are. The hold of a reentrant lock keeps its owner,
-    /// which re-enters it where the ticket is resumed.
+    /// Permits of a semaphore and a [read lock](crate::RwLock) are handed over as they are. The hold of a reentrant
+    /// lock keeps its owner, which re-enters it where the ticket is resumed.
     ///
     /// # Errors
     ///
     /// * [`Error::Lost`] if the lease was lost.
-    /// * [`Error::InvalidArgument`] if other guards share the lease (of an owner that has re-entered, or split off): they would lose
-    ///   it.
+    /// * [`Error::InvalidArgument`] if other guards share the lease (of an owner that has re-entered, or split off):
+    ///   they would lose it.
     /// * [`Error::Unsupported`] if a lease does not outlive its client on this store (ZooKeeper and Redlock).
     ///
     /// In the last two cases this guard is released, as if it had been dropped.
@@ -80,16 +83,18 @@ impl Guard {
 }
 
 impl Client {
-    /// Goes on holding what another process has [handed over](Guard::into_ticket): renews the lease at once, and from then on, with the
-    /// TTL and the other options that it was acquired with. Its maximum hold time starts again.
+    /// Goes on holding what another process has [handed over](Guard::into_ticket): renews the lease at once, and from
+    /// then on, with the TTL and the other options that it was acquired with. Its maximum hold time starts again.
     ///
-    /// If the lease is [released by force](crate::DistMutex::force_release), this client is notified at its next renewal.
+    /// If the lease is [released by force](crate::DistMutex::force_release), this client is notified at its next
+    /// renewal.
     ///
     /// # Errors
     ///
     /// * [`Error::Lost`] if the lease has ended: the ticket was resumed too late, or the lease was released elsewhere.
     /// * [`Error::InvalidArgument`] if this client has resumed the ticket before and still holds it.
-    /// * [`Error::StoreUnavailable`] if the store has not answered for 4 s. The ticket can be resumed until its lease ends.
+    /// * [`Error::StoreUnavailable`] if the store has not answered for 4 s. The ticket can be resumed until its lease
+    ///   ends.
     /// * [`Error::Unsupported`] as for [`Guard::into_ticket`]; [`Error::StoreRefused`] and [`Error::Closed`].
     ///
     /// # Panics
@@ -98,7 +103,8 @@ impl Client {
     ///
     /// # Cancel safety
     ///
-    /// Dropping the future leaves nothing behind. The ticket can be resumed until its lease ends, which may have been renewed.
+    /// Dropping the future leaves nothing behind. The ticket can be resumed until its lease ends, which may have been
+    /// renewed.
     pub async fn resume(&self, ticket: &LeaseTicket) -> Result<Guard, Error> {
         let hold = self.engine().resume(&ticket.0).await?;
         Ok(Guard::new(Arc::clone(self.engine()), hold, ticket.0.permits))

@@ -142,8 +142,8 @@ async fn a_fence_that_may_be_read_but_not_written_grants_nothing() {
     }
 }
 
-/// A server that has no memory left refuses to write, but not to a script that has written: so what a batch gives back lets it
-/// grant something. It does not grant what its fence cannot tell.
+/// A server that has no memory left refuses to write, but not to a script that has written: so what a batch gives back
+/// lets it grant something. It does not grant what its fence cannot tell.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_full_store_grants_no_token_above_its_fence() {
     let Some(server) = RedisServer::start_or_skip("batches on a full store") else { return };
@@ -179,7 +179,8 @@ async fn a_full_store_grants_no_token_above_its_fence() {
     assert!(refused > 0, "{granted} granted");
 }
 
-/// Locks that are granted in one call may share a token, but each grant of a lock has a greater one than that before it.
+/// Locks that are granted in one call may share a token, but each grant of a lock has a greater one than that before
+/// it.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_lock_that_is_granted_several_times_in_one_call_gets_a_greater_token_each_time() {
     let Some(server) = RedisServer::start_or_skip("tokens in batches") else { return };
@@ -223,8 +224,8 @@ async fn a_lock_that_is_granted_several_times_in_one_call_gets_a_greater_token_e
     assert_eq!(raw.keys("*"), [locks::FENCE]);
 }
 
-/// Tokio makes the resources of a task that has done a lot in one poll return `Pending`. The first four operations are sent by the
-/// caller, the fifth by a task, and that must not overtake them.
+/// Tokio makes the resources of a task that has done a lot in one poll return `Pending`. The first four operations are
+/// sent by the caller, the fifth by a task, and that must not overtake them.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn operations_keep_their_order_although_the_budget_of_their_task_is_used_up() {
     let Some(server) = RedisServer::start_or_skip("the order of operations") else { return };
@@ -426,7 +427,8 @@ async fn requests_granted_with_a_lost_answer_are_repeated_at_once() {
         let waiting = tokio::spawn(acquire_all());
         eventually(SOON, || ready(raw.send(&["ZCARD", "{fair-semaphore:one}:queue"]).int() == 20)).await;
         raw.send(&["CONFIG", "RESETSTAT"]);
-        // A batch with a release: in MessagePack, its code, that its key is the one before, and that it has three arguments.
+        // A batch with a release: in MessagePack, its code, that its key is the one before, and that it has three
+        // arguments.
         let cut = lost.then(|| proxy.cut_after_next_request_matching(*b"\xa1s\xc2\x03"));
         let ((), next) = within(SOON, join(release_all(mem::take(&mut held)), waiting)).await;
         held = next.expect("no panic");
@@ -556,7 +558,8 @@ async fn requests_given_up_while_the_server_learns_the_scripts_leave_nothing() {
     nothing_left(&server, SOON).await;
 }
 
-/// The connection for commands lives on the runtime on which the client was made. When that ends, the next caller connects again.
+/// The connection for commands lives on the runtime on which the client was made. When that ends, the next caller
+/// connects again.
 #[test]
 fn requests_do_not_hang_when_the_runtime_of_the_connection_ends() {
     let Some(server) = RedisServer::start_or_skip("a runtime that ends under its requests") else { return };
@@ -580,8 +583,9 @@ fn requests_do_not_hang_when_the_runtime_of_the_connection_ends() {
     });
 }
 
-/// An answer may be there as soon as its call has left, on a thread that was interrupted meanwhile. The client has more threads than
-/// the machine has processors, so that this happens, and a runtime of its own, so that a standstill can be seen.
+/// An answer may be there as soon as its call has left, on a thread that was interrupted meanwhile. The client has more
+/// threads than the machine has processors, so that this happens, and a runtime of its own, so that a standstill can be
+/// seen.
 #[test]
 fn an_answer_that_is_there_at_once_holds_up_nobody() {
     const FLUSHES: usize = 1000;

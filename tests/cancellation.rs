@@ -269,7 +269,8 @@ fn a_guard_dropped_by_a_panic_is_released() {
     wait(async { nothing_left(&server, SECOND + SLACK).await });
 }
 
-/// `n` requests, all begun, wait for a lock that their own client holds. With hand-over the store hears nothing of them.
+/// `n` requests, all begun, wait for a lock that their own client holds. With hand-over the store hears nothing of
+/// them.
 async fn wait_behind_its_own_client(server: &RedisServer, n: i64) {
     queued(server, if local_handover() { 0 } else { n }).await;
 }

@@ -1,4 +1,5 @@
-//! What a client that is closed lets others finish, and what a test of an application can do to a client of the store in memory.
+//! What a client that is closed lets others finish, and what a test of an application can do to a client of the store
+//! in memory.
 
 mod support;
 

@@ -114,8 +114,8 @@ macro_rules! without_constant_work {
     };
 }
 
-/// A request is several exchanges and a write to the disk. On a machine with ten times as much to do as it has processors, a lease of 600 ms
-/// may end before the third request.
+/// A request is several exchanges and a write to the disk. On a machine with ten times as much to do as it has
+/// processors, a lease of 600 ms may end before the third request.
 #[cfg(any(feature = "mysql", feature = "postgres"))]
 macro_rules! of_transactions {
     () => {

@@ -1,5 +1,5 @@
-//! Elections, and jobs that run once per tick: on the store in memory, whose time passes when nothing else is to do, and then on every store that
-//! processes share, with leaders and runners that are killed.
+//! Elections, and jobs that run once per tick: on the store in memory, whose time passes when nothing else is to do,
+//! and then on every store that processes share, with leaders and runners that are killed.
 
 mod support;
 

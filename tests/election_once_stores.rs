@@ -1,5 +1,5 @@
-//! Elections, and jobs that run once per tick, on every store that processes share, with leaders and runners that are killed. Each worker is the test
-//! binary once more, as a process of its own.
+//! Elections, and jobs that run once per tick, on every store that processes share, with leaders and runners that are
+//! killed. Each worker is the test binary once more, as a process of its own.
 #![cfg(all(
     feature = "fred",
     feature = "sqlite",

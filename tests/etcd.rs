@@ -1,5 +1,6 @@
-//! What may happen to an etcd server and the connection to it, and what its users are told: refused logins, missing rights, restarts,
-//! stalls, cut connections, messages that get lost or arrive late, compaction, leases that end early, a full store, a lost member.
+//! What may happen to an etcd server and the connection to it, and what its users are told: refused logins, missing
+//! rights, restarts, stalls, cut connections, messages that get lost or arrive late, compaction, leases that end early,
+//! a full store, a lost member.
 #![cfg(feature = "etcd")]
 
 #[path = "support/etcd.rs"]
@@ -254,7 +255,8 @@ fn lease(backend: &EtcdBackend, name: &str) -> LeaseRef {
     LeaseRef::new(backend.lease_id(), Resource::named("lock:", name, Kind::Mutex))
 }
 
-/// A place that was given up must not be made when the message arrives late: nobody would renew it, and it would be in the way.
+/// A place that was given up must not be made when the message arrives late: nobody would renew it, and it would be in
+/// the way.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_place_that_was_given_up_is_not_made_when_its_message_arrives_late() {
     let Some(server) = EtcdServer::start_or_skip("late places") else { return };
@@ -286,7 +288,8 @@ async fn a_place_that_was_given_up_is_not_made_when_its_message_arrives_late() {
     }
 }
 
-/// A release that finds nothing keeps the request from being granted that was given up before it, and is still on its way.
+/// A release that finds nothing keeps the request from being granted that was given up before it, and is still on its
+/// way.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_request_that_was_released_is_not_granted_when_it_arrives_late() {
     let Some(server) = EtcdServer::start_or_skip("late requests") else { return };
@@ -359,7 +362,8 @@ async fn forged_messages_grant_nothing() {
     assert!(matches!(&event, Some(Event::Granted { lease: granted, .. }) if *granted == own), "{event:?}");
 }
 
-/// What was put into the mailbox while nobody watched is seen afterwards, also if the store has forgotten those revisions.
+/// What was put into the mailbox while nobody watched is seen afterwards, also if the store has forgotten those
+/// revisions.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn nothing_is_missed_while_the_connection_is_lost_even_if_the_store_is_compacted() {
     let Some(server) = EtcdServer::start_or_skip("compaction") else { return };
@@ -470,7 +474,8 @@ async fn etcd_leases_are_used_again_and_keep_nothing_alive_that_has_ended() {
     assert!(leases() <= 4, "{}", server.ctl(&["lease", "list"]));
     let held = server.keys("leasehold/k/").into_iter().filter(|key| key.contains("/lease/"));
     assert_eq!(held.count(), 0);
-    // One that was never released, of a client that is gone: it ends although its client's other leases were used again and again.
+    // One that was never released, of a client that is gone: it ends although its client's other leases were used again
+    // and again.
     let backend = server.backend().await;
     let (forgotten, other) = (lease(&backend, NAME), lease(&backend, "other"));
     backend.request(&Request::new(forgotten.clone(), Claim::Sole, BRIEF)).await.expect("it answers");

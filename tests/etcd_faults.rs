@@ -1,5 +1,5 @@
-//! Members and addresses that hang, refuse, drop or answer late; refusals that last seconds; tokens that expire; and what is left at the
-//! server by clients that are gone.
+//! Members and addresses that hang, refuse, drop or answer late; refusals that last seconds; tokens that expire; and
+//! what is left at the server by clients that are gone.
 #![cfg(feature = "etcd")]
 
 #[path = "support/lines.rs"]

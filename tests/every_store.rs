@@ -147,7 +147,8 @@ fn password(one: &str, other: &str) -> String {
     format!("{SECRET}{one}{SECRET}1{other}{SECRET}")
 }
 
-/// With each pair of them, as the password of a user, or of nobody. What is accepted is connected to only with one of each.
+/// With each pair of them, as the password of a user, or of nobody. What is accepted is connected to only with one of
+/// each.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn no_part_of_a_password_is_said() {
     let _alone = ONE_AT_A_TIME.lock().await;

@@ -503,7 +503,8 @@ async fn a_forced_release_whose_reply_is_lost_does_not_take_the_lock_from_the_ne
     second.release().await.expect("held to the end");
 }
 
-/// The subscription is lost before it is checked: that is not a missing permission, and a client that connects lazily goes on.
+/// The subscription is lost before it is checked: that is not a missing permission, and a client that connects lazily
+/// goes on.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_subscription_lost_before_its_first_message_is_not_a_refusal() {
     let Some(server) = RedisServer::start_or_skip("a subscription lost at once") else { return };

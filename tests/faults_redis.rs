@@ -164,8 +164,8 @@ impl Drop for Relay {
     }
 }
 
-/// Both of its connections are closed, and the new ones are half open from somewhere in an answer on: of the handshake, of what
-/// prepares a connection, of the subscription, or of the first calls.
+/// Both of its connections are closed, and the new ones are half open from somewhere in an answer on: of the handshake,
+/// of what prepares a connection, of the subscription, or of the first calls.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn new_connections_that_stop_in_the_middle_of_an_answer_are_replaced() {
     let mut rows = JoinSet::new();

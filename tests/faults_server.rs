@@ -216,8 +216,9 @@ async fn after_a_restart_without_persistence_the_holder_is_notified_and_waiters_
     nothing_left(&fixture.server, SLACK).await;
 }
 
-/// A store that goes away while calls wait, and one that had gone before they began: with the default TTL, by which nothing is sent
-/// while they wait; whether they wait behind a holder of their own client or of another; and however short their time limit is.
+/// A store that goes away while calls wait, and one that had gone before they began: with the default TTL, by which
+/// nothing is sent while they wait; whether they wait behind a holder of their own client or of another; and however
+/// short their time limit is.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn calls_whose_time_limit_is_reached_say_so_if_the_server_does_not_answer() {
     // A lock and a reentrant lock of one name exclude each other.

@@ -131,8 +131,8 @@ async fn a_note_belongs_to_a_handle_and_an_empty_one_is_none() -> Outcome {
     Ok(())
 }
 
-/// Whoever holds, the store has that holder's note: nothing is passed on to or from an acquisition with a note. Those without one pass a
-/// lease on among them as ever.
+/// Whoever holds, the store has that holder's note: nothing is passed on to or from an acquisition with a note. Those
+/// without one pass a lease on among them as ever.
 #[tokio::test(start_paused = true)]
 async fn no_lease_is_passed_on_to_or_from_an_acquisition_with_a_note() -> Outcome {
     let mutex = Client::memory().mutex("a")?;

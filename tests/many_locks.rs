@@ -115,7 +115,8 @@ async fn worker() {
 
 // On each store
 
-/// Runs each of these on every store: on memory as a test of its own, and on a server or in a file together with the others.
+/// Runs each of these on every store: on memory as a test of its own, and on a server or in a file together with the
+/// others.
 macro_rules! promises {
     ($($promise:ident,)*) => {
         mod on_memory {
@@ -234,8 +235,8 @@ async fn until_free(lock: &RwLock) {
     eventually(SOON, || async { lock.inspect().await.is_ok_and(is_free) }).await;
 }
 
-/// Sends these requests one after another, for writing if the word begins with `w`, from the clients in turn. Each is in the queue before
-/// the next one is sent.
+/// Sends these requests one after another, for writing if the word begins with `w`, from the clients in turn. Each is
+/// in the queue before the next one is sent.
 async fn queue_up(locks: &[RwLock], requests: &[&'static str], granted: &Granted) -> Vec<JoinHandle<Either>> {
     let mut waiting = Vec::new();
     for (n, request) in requests.iter().copied().enumerate() {

@@ -141,7 +141,8 @@ async fn on_redis_exactly_what_has_happened_is_counted_and_the_gauges_return_to_
     other.shutdown().await
 }
 
-/// The values once one of them is there. A snapshot takes the samples of histograms and counters out, so they are added up.
+/// The values once one of them is there. A snapshot takes the samples of histograms and counters out, so they are added
+/// up.
 async fn values_when(snapshotter: &Snapshotter, awaited: &str) -> BTreeMap<String, i64> {
     let mut all = BTreeMap::new();
     let deadline = tokio::time::Instant::now() + Duration::from_secs(20);

@@ -1,4 +1,5 @@
-//! Locks that clients of this crate share with clients of other libraries, which poll for them: `RedisBuilder::poll_interval`.
+//! Locks that clients of this crate share with clients of other libraries, which poll for them:
+//! `RedisBuilder::poll_interval`.
 #![cfg(feature = "fred")]
 
 #[path = "support/locks.rs"]
@@ -148,7 +149,8 @@ async fn a_release_within_the_period_of_the_grant_hands_over_at_once() {
     panic!("no lock and release took less than a period");
 }
 
-/// The numbers of the grants by the store, in order: a lease that is passed on within a client takes the 15 after its own.
+/// The numbers of the grants by the store, in order: a lease that is passed on within a client takes the 15 after its
+/// own.
 async fn grants(mutexes: &[DistMutex], sections: Duration) -> Vec<u64> {
     let end = Instant::now() + sections;
     let tasks = mutexes.iter().cloned().map(|mutex| {
@@ -188,8 +190,8 @@ async fn a_busy_lock_has_a_gap_in_every_period() {
     let clients = join_all((0..2).map(|_| polling(&url, INTERVAL))).await;
     let mutexes: Vec<_> = clients.iter().flat_map(|client| vec![lock_of(client); 4]).collect();
     let grants = grants(&mutexes, ms(3000)).await;
-    // A lease that is handed over is granted at the moment of the release before it. So between two grants of different periods
-    // there is a gap, unless nobody waited.
+    // A lease that is handed over is granted at the moment of the release before it. So between two grants of different
+    // periods there is a gap, unless nobody waited.
     let ends = |pair: &&[u64]| pair[0] / PERIOD_US < pair[1] / PERIOD_US;
     let with_gap = |pair: &&[u64]| pair[1] - pair[0].max(pair[1] / PERIOD_US * PERIOD_US) >= GAP_US;
     let ends: Vec<_> = grants.windows(2).filter(ends).collect();

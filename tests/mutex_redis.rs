@@ -682,7 +682,8 @@ async fn tokens_continue_from_the_last_one_when_the_clock_is_set_back() {
     assert_eq!(raw.get(FENCE), Some((ahead + 3 * per_grant).to_string()));
 }
 
-/// Written by another program: a fence without room for a token that fits into 53 bits, and a gap that lasts for centuries.
+/// Written by another program: a fence without room for a token that fits into 53 bits, and a gap that lasts for
+/// centuries.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_fence_and_a_gap_from_the_far_future_count_for_nothing() {
     let Some(server) = RedisServer::start_or_skip("forged records") else { return };

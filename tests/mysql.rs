@@ -1,5 +1,6 @@
-//! What may happen to a MySQL server and the connections to it, and what its users are told: refused logins, missing rights and
-//! tables, restarts, stalls, cut connections, sessions that are ended, requests that get lost or arrive late.
+//! What may happen to a MySQL server and the connections to it, and what its users are told: refused logins, missing
+//! rights and tables, restarts, stalls, cut connections, sessions that are ended, requests that get lost or arrive
+//! late.
 #![cfg(feature = "mysql")]
 
 #[path = "support/mysql.rs"]
@@ -82,8 +83,8 @@ impl SqlServer for MysqlServer {
     }
 }
 
-/// Ends all sessions of this crate's clients, or only what they are executing. Those that have ended by themselves meanwhile need not be
-/// ended.
+/// Ends all sessions of this crate's clients, or only what they are executing. Those that have ended by themselves
+/// meanwhile need not be ended.
 async fn kill(server: &MysqlServer, what: &str) {
     let list = "SELECT GROUP_CONCAT(ID) FROM information_schema.PROCESSLIST WHERE USER = 'leasehold'";
     let ids = server.execute(list).await.unwrap_or_default();
@@ -490,7 +491,8 @@ async fn waiting_for_named_locks(server: &MysqlServer) -> i64 {
     server.number(waiting).await
 }
 
-/// A lock that a client holds, and another one waits for: by the named lock of the first one's lease, whose id is returned.
+/// A lock that a client holds, and another one waits for: by the named lock of the first one's lease, whose id is
+/// returned.
 async fn waited_for(
     server: &MysqlServer,
     one: &Client,
@@ -614,8 +616,8 @@ async fn a_client_that_polls_makes_as_many_queries_for_many_locks_as_for_one() {
 
 // Records
 
-/// How many requests the clients make for each of some hand-overs: to change the record and for named locks, and to look and to wait,
-/// besides those that are made after some time.
+/// How many requests the clients make for each of some hand-overs: to change the record and for named locks, and to
+/// look and to wait, besides those that are made after some time.
 async fn requests_per_hand_over(server: &MysqlServer, clients: usize) -> (f64, f64) {
     const HAND_OVERS: usize = 200;
 
@@ -661,7 +663,8 @@ async fn a_hand_over_takes_as_many_requests_among_many_clients_as_among_few() {
     for _ in 0..3 {
         let (few, looks_of_few) = requests_per_hand_over(&server, 2).await;
         let (many, looks_of_many) = requests_per_hand_over(&server, 200).await;
-        // Two changes are four, and a named lock is taken and released. One that waits, and one that looks; a few find that it is not their turn.
+        // Two changes are four, and a named lock is taken and released. One that waits, and one that looks; a few find
+        // that it is not their turn.
         if few < 8.0 && many < few * 1.2 && looks_of_few < 3.0 && looks_of_many < 3.0 {
             return;
         }

@@ -1,4 +1,5 @@
-//! What a MySQL server, its addresses and its neighbours may do for some seconds without anybody being told of a failure.
+//! What a MySQL server, its addresses and its neighbours may do for some seconds without anybody being told of a
+//! failure.
 #![cfg(feature = "mysql")]
 
 #[path = "support/refusing_proxy.rs"]

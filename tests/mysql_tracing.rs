@@ -1,5 +1,5 @@
-//! What an operator reads about a MySQL server. The only test of its program: what is traced on the crate's own thread can only be
-//! collected for the whole process.
+//! What an operator reads about a MySQL server. The only test of its program: what is traced on the crate's own thread
+//! can only be collected for the whole process.
 #![cfg(feature = "mysql")]
 
 #[path = "support/lines.rs"]

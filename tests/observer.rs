@@ -363,7 +363,8 @@ impl Observer for Balance {
     }
 }
 
-/// Tasks lock, wait, give up, drop, release and lose at random; afterwards, and whenever all of them wait, the sums are right.
+/// Tasks lock, wait, give up, drop, release and lose at random; afterwards, and whenever all of them wait, the sums are
+/// right.
 #[tokio::test(start_paused = true)]
 async fn acquired_less_lost_less_released_is_what_is_held() -> Result<(), Error> {
     for seed in 0..20_u64 {

@@ -1,5 +1,6 @@
-//! What may happen to a PostgreSQL server and the connections to it, and what its users are told: refused logins, missing rights and
-//! tables, poolers, restarts, stalls, cut connections, sessions that are ended, requests that get lost or arrive late.
+//! What may happen to a PostgreSQL server and the connections to it, and what its users are told: refused logins,
+//! missing rights and tables, poolers, restarts, stalls, cut connections, sessions that are ended, requests that get
+//! lost or arrive late.
 #![cfg(feature = "postgres")]
 
 #[path = "support/postgres.rs"]

@@ -1,4 +1,5 @@
-//! What a PostgreSQL server, its addresses and its neighbours may do for some seconds without anybody being told of a failure.
+//! What a PostgreSQL server, its addresses and its neighbours may do for some seconds without anybody being told of a
+//! failure.
 #![cfg(feature = "postgres")]
 
 #[path = "support/refusing_proxy.rs"]

@@ -200,7 +200,8 @@ async fn a_node_that_lost_its_memory_is_taken_in_again_by_a_renewal() {
             nodes.0[n].restart();
         }
         assert_eq!(held_on(&nodes), 3);
-        // The same lease under the same token. For an owner the token may be greater: that node may have known of a later hold.
+        // The same lease under the same token. For an owner the token may be greater: that node may have known of a
+        // later hold.
         let is_same = |now: &Option<String>| are_same(kind, now, &value);
         eventually(SOON, || std::future::ready(nodes.values(KEY).iter().all(is_same))).await;
         // Two of those that had it all the time are now dispensable.
@@ -500,7 +501,8 @@ async fn late_requests_do_not_take_the_tokens_of_an_owner_back() {
                 .map(|node| node.view.as_ref().map_or(0, |view| view.holders.len()))
                 .collect::<Vec<_>>()
         };
-        // What follows from a late answer has been sent by the time the next request is made; give it the time to arrive.
+        // What follows from a late answer has been sent by the time the next request is made; give it the time to
+        // arrive.
         eventually(SOON, || async { [at(3), at(4)].iter().all(|n| nodes.values(&key)[*n].is_some()) }).await;
         eventually(SOON, || async { holders().await.iter().filter(|holders| **holders == 2).count() >= 3 })
             .await;

@@ -1,5 +1,5 @@
-//! Nodes of a Redlock that hang, swallow packets, refuse, drop, answer late, or decline for seconds; and what is left of clients that are
-//! gone. In a program of its own, because each client here is connected to several servers.
+//! Nodes of a Redlock that hang, swallow packets, refuse, drop, answer late, or decline for seconds; and what is left
+//! of clients that are gone. In a program of its own, because each client here is connected to several servers.
 #![cfg(feature = "_redis")]
 
 mod support;
@@ -19,8 +19,8 @@ use tokio::sync::Semaphore;
 use tokio::time::{Instant, sleep, timeout, timeout_at};
 
 const SECOND: Duration = Duration::from_secs(1);
-/// A deadline for what should happen at once, on a busy machine. Shorter than a third of the default lease, so that nothing can meet it
-/// just because a request is repeated.
+/// A deadline for what should happen at once, on a busy machine. Shorter than a third of the default lease, so that
+/// nothing can meet it just because a request is repeated.
 const SOON: Duration = Duration::from_secs(5);
 /// What takes as long as a time limit for connecting.
 const CONNECTING: Duration = Duration::from_secs(15);
@@ -275,8 +275,8 @@ async fn each_node_in_turn_has_a_fault_in_use() {
     drop(ways);
 }
 
-/// At connect and when the client has to connect again; with the fault at all nodes at once, so that none of them can do without its
-/// other address.
+/// At connect and when the client has to connect again; with the fault at all nodes at once, so that none of them can
+/// do without its other address.
 #[test]
 fn each_address_of_the_nodes_names_in_turn_has_a_fault() {
     let test = "each_address_of_the_nodes_names_in_turn_has_a_fault";

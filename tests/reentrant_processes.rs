@@ -105,8 +105,8 @@ fn only_fences_are_left<'a>(raw: &'a mut Raw, data: &'a [&str]) -> impl Future<O
     })
 }
 
-/// Runs `round` as often as it takes, in lanes side by side: each gets the name of its lane and the number of the round,
-/// and answers the newest token it has seen, which must be greater than that of the round before.
+/// Runs `round` as often as it takes, in lanes side by side: each gets the name of its lane and the number of the
+/// round, and answers the newest token it has seen, which must be greater than that of the round before.
 async fn rounds<F>(server: &RedisServer, round: impl Fn(String, usize) -> F + Send + Sync)
 where
     F: Future<Output = FencingToken> + Send,

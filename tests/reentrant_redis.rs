@@ -1569,7 +1569,8 @@ async fn a_list_of_holds_of_another_type_is_refused_and_over_admits_nobody() {
             guards.push(enter(lock).await);
         }
         replace_by_list(&mut raw, HOLDS);
-        // Whoever asks now is refused, or excluded, unless the holders have been told already, and have released the lock.
+        // Whoever asks now is refused, or excluded, unless the holders have been told already, and have released the
+        // lock.
         let is_held = |guards: &[Guard]| guards.iter().any(Guard::is_held);
         let asked = [
             within(SOON, fixture.other_owner().try_lock()).await,

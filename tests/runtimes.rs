@@ -580,8 +580,8 @@ fn callers_with_short_time_limits_connect_from_their_own_runtime() {
     drop(first);
 }
 
-/// A client that is connected on the second runtime and was used first on the first one, which is no longer driven: releases are
-/// queued for that.
+/// A client that is connected on the second runtime and was used first on the first one, which is no longer driven:
+/// releases are queued for that.
 fn client_used_first_on(first: &Runtime, second: &Runtime, server: &RedisServer) -> Client {
     let client = second.block_on(connect(&server.url()));
     let mutex = client.mutex("warm").expect("valid");
@@ -650,7 +650,8 @@ fn a_client_that_is_dropped_leaves_no_connection_on_a_runtime_that_is_not_driven
         within(SOON, waiter).await.expect("no panic").expect("granted").release().await.expect("held");
     });
     drop((client, mutex));
-    // Without the permission to have the server close them, those for commands and messages are closed with their runtime.
+    // Without the permission to have the server close them, those for commands and messages are closed with their
+    // runtime.
     let left = if support::acl::is_restricted() { 2 } else { 0 };
     let mut raw = server.raw();
     second.block_on(eventually(SOON, || ready(connections(&mut raw) <= left)));
@@ -684,7 +685,8 @@ fn a_lock_that_is_polled_on_one_runtime_and_then_on_another_is_granted() {
     drop(first);
 }
 
-/// Shuts a client down twice while a release is kept that is not polled, and says how much processor time the second one takes.
+/// Shuts a client down twice while a release is kept that is not polled, and says how much processor time the second
+/// one takes.
 #[test]
 fn shuts_down_twice() {
     let Some(port) = worker_args() else { return };
@@ -905,7 +907,8 @@ fn a_client_gets_its_grants_after_a_call_was_dropped_during_a_reconnect() {
     }
 }
 
-/// A request that is still in the network when its runtime ends is not executed after its release, or is released again.
+/// A request that is still in the network when its runtime ends is not executed after its release, or is released
+/// again.
 #[test]
 fn a_request_on_its_way_when_its_runtime_ends_leaves_nothing() {
     let Some(server) = RedisServer::start_or_skip("requests on their way") else { return };

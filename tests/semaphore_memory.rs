@@ -1,8 +1,8 @@
 //! What both semaphores and their guards promise, on the store inside the process. A peer of the store represents
 //! another process, and where time matters, tokio's paused clock drives it.
 //!
-//! What every store must do in the same way is in `support/semaphore_promises.rs`; here is what can be tested on this store only:
-//! exact times, any number of polls, threads that race.
+//! What every store must do in the same way is in `support/semaphore_promises.rs`; here is what can be tested on this
+//! store only: exact times, any number of polls, threads that race.
 
 #[path = "support/locks.rs"]
 mod locks;

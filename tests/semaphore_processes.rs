@@ -224,7 +224,8 @@ async fn try_on_command<S: Semaphore>(orders: Orders) {
 }
 
 impl Orders {
-    /// The list from which the worker takes its orders, named by its number of permits, which differs from worker to worker.
+    /// The list from which the worker takes its orders, named by its number of permits, which differs from worker to
+    /// worker.
     fn name_of_list(&self) -> String {
         todo(self.permits)
     }

@@ -81,7 +81,8 @@ fn fence<S: Semaphore>() -> String {
     format!("{{{}}}:fence", S::PREFIX)
 }
 
-/// Only fences are in the store, each of which goes after a day, and what is known of semaphores, which goes after four leases.
+/// Only fences are in the store, each of which goes after a day, and what is known of semaphores, which goes after four
+/// leases.
 #[track_caller]
 fn assert_only_fences(raw: &mut Raw) {
     for key in raw.keys("*") {
@@ -681,7 +682,8 @@ async fn dead_waiters_that_no_hand_over_reaches_are_removed_by_later_requests<S:
         let id = format!("0bd7ff6e-a7e3-41f0-a9dd-0242ac120002.{n}");
         let ticket = 1_000_000_000_000_000 + n;
         raw.send(&["HSET", &beside::<S>("waiters"), &id, &format!("{ticket} 1000 1000000001000 3")]);
-        // Those who want all permits are queued behind the others; where there is only one queue, they have been set aside.
+        // Those who want all permits are queued behind the others; where there is only one queue, they have been set
+        // aside.
         let score = if S::KIND == Kind::Counting { "3" } else { "-1000000001000" };
         raw.send(&["ZADD", &beside::<S>("queue"), score, &format!("{ticket} {id}")]);
     }
@@ -1120,7 +1122,8 @@ async fn a_grant_that_could_not_be_pushed_is_found_when_the_wire_is_back<S: Sema
 
 // Servers that die, forget, and disconnect their clients
 
-/// Several tasks of two clients acquire and release until told to stop. Together they never believe they hold more than the limit.
+/// Several tasks of two clients acquire and release until told to stop. Together they never believe they hold more than
+/// the limit.
 struct Traffic {
     stop: Arc<AtomicBool>,
     turns: Arc<AtomicUsize>,
@@ -1380,8 +1383,8 @@ async fn busy_under_a_clock<S: Semaphore>((clock, site): (Clock, Site)) {
         let tokens = within(SOON * 4, join_all(turns)).await;
         assert!(tokens.iter().all(|token| *token > last), "{last}: {tokens:?}");
         last = tokens.into_iter().max().expect("sixty");
-        // Written for a millisecond ahead of the time at most, or of the tokens if they are. A grant takes up sixteen numbers,
-        // and there may have been one more to nobody.
+        // Written for a millisecond ahead of the time at most, or of the tokens if they are. A grant takes up sixteen
+        // numbers, and there may have been one more to nobody.
         let covered: u64 =
             raw.send(&["GET", &fence::<S>()]).text().expect("written").parse().expect("a token");
         let now = raw.now_us();

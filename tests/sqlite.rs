@@ -1,5 +1,5 @@
-//! What may happen to the file of the SQLite store, and what its users are told: locked by somebody else, deleted, read-only, no space
-//! left, no database; messages that get lost or are forged.
+//! What may happen to the file of the SQLite store, and what its users are told: locked by somebody else, deleted,
+//! read-only, no space left, no database; messages that get lost or are forged.
 #![cfg(feature = "sqlite")]
 
 #[path = "support/sqlite.rs"]

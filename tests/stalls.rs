@@ -1,7 +1,7 @@
 //! Connections that are held back and deliver everything later: nothing that arrives too late is believed.
 //!
-//! Answers and messages travel on different connections. Each case here holds back one of them, or the server, for longer than
-//! a lease, and lets the rest go on. `stalls_soak` runs them at random, for longer.
+//! Answers and messages travel on different connections. Each case here holds back one of them, or the server, for
+//! longer than a lease, and lets the rest go on. `stalls_soak` runs them at random, for longer.
 #![cfg(feature = "_redis")]
 
 #[path = "support/locks.rs"]
@@ -81,8 +81,8 @@ async fn holds(waiter: JoinHandle<Result<Guard, Error>>, deadline: Duration) -> 
     within(deadline, waiter).await.expect("no panic").expect("granted")
 }
 
-/// A waiter is granted what it waits for while both its connections are held back. Its lease runs out, the next one holds. Its
-/// requests are delivered first: it waits again, in another place. Then comes the old grant.
+/// A waiter is granted what it waits for while both its connections are held back. Its lease runs out, the next one
+/// holds. Its requests are delivered first: it waits again, in another place. Then comes the old grant.
 async fn an_old_grant_is_held_back(kind: Kind) {
     let Some(server) = RedisServer::start_or_skip("a grant that was held back") else { return };
     let proxy = Proxy::start(server.port()).await;
@@ -141,8 +141,8 @@ async fn a_fair_semaphore_is_not_held_by_a_grant_that_was_held_back() {
     an_old_grant_is_held_back(Kind::Fair).await;
 }
 
-/// The requests of a client arrive, and no answer comes back. It is granted the lock and does not know it; asking again must
-/// not keep the lock from the others.
+/// The requests of a client arrive, and no answer comes back. It is granted the lock and does not know it; asking again
+/// must not keep the lock from the others.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_client_that_receives_no_answers_blocks_no_other_for_longer_than_a_ttl() {
     for kind in KINDS {

@@ -1,10 +1,10 @@
-//! Four processes use every primitive while their connections are held back, cut, and the server is paused, at random; every
-//! interval in which somebody believed it held a lease is recorded on one clock and checked.
+//! Four processes use every primitive while their connections are held back, cut, and the server is paused, at random;
+//! every interval in which somebody believed it held a lease is recorded on one clock and checked.
 //!
 //! With `LEASEHOLD_STALL_FAULT`, all faults are of one sort (`disturb`).
 //!
-//! Runs for `LEASEHOLD_STALL_SECONDS` (20 by default) from the seed `LEASEHOLD_STALL_SEED`, which it prints. What every task
-//! asked and held is left in the folder `LEASEHOLD_STALL_RECORDS`, if that is set.
+//! Runs for `LEASEHOLD_STALL_SECONDS` (20 by default) from the seed `LEASEHOLD_STALL_SEED`, which it prints. What every
+//! task asked and held is left in the folder `LEASEHOLD_STALL_RECORDS`, if that is set.
 //!
 //! ```sh
 //! LEASEHOLD_STALL_SECONDS=200 LEASEHOLD_STALL_SEED=1 cargo test --all-features --test stalls_soak -- --nocapture

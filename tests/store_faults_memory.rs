@@ -1,5 +1,5 @@
-//! What a client does when its store stalls, does not answer, or refuses: it reports errors that name the cause, and keeps
-//! nobody waiting for longer than promised.
+//! What a client does when its store stalls, does not answer, or refuses: it reports errors that name the cause, and
+//! keeps nobody waiting for longer than promised.
 
 mod support;
 

@@ -1,5 +1,5 @@
-//! What an operator reads when the store goes and comes back. The only test of its program: what is traced on the crate's own thread
-//! can only be collected for the whole process.
+//! What an operator reads when the store goes and comes back. The only test of its program: what is traced on the
+//! crate's own thread can only be collected for the whole process.
 #![cfg(feature = "_redis")]
 
 #[path = "support/lines.rs"]

@@ -1,4 +1,5 @@
-//! The layers for tower: how many requests are served at a time, what is answered to the others, and that nothing is left.
+//! The layers for tower: how many requests are served at a time, what is answered to the others, and that nothing is
+//! left.
 #![cfg(feature = "tower")]
 
 mod support;
@@ -91,8 +92,8 @@ fn varied(n: usize, below: u64) -> u64 {
     hasher.finish() % below
 }
 
-/// Requests that arrive at once, of which every other one is dropped at some time, before or while it is served. Returns how many
-/// were served.
+/// Requests that arrive at once, of which every other one is dropped at some time, before or while it is served.
+/// Returns how many were served.
 async fn requests<S>(service: &S, unit: Duration) -> usize
 where
     S: Service<Duration, Response = (), Error = BoxError, Future: Send> + Clone + Send + Sync,

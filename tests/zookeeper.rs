@@ -1,5 +1,5 @@
-//! What may happen to ZooKeeper servers, sessions and the connections to them, and what their users are told: missing nodes and rights,
-//! restarts, stalls, cut connections, sessions that end, nodes that somebody else deletes or writes.
+//! What may happen to ZooKeeper servers, sessions and the connections to them, and what their users are told: missing
+//! nodes and rights, restarts, stalls, cut connections, sessions that end, nodes that somebody else deletes or writes.
 #![cfg(feature = "zookeeper")]
 
 #[path = "support/zookeeper_proxy.rs"]

@@ -1,5 +1,5 @@
-//! Servers and addresses that hang, refuse, drop or answer late; a server that accepts no further connections; connections that are closed
-//! while they are idle; and what is left at the server by clients that are gone.
+//! Servers and addresses that hang, refuse, drop or answer late; a server that accepts no further connections;
+//! connections that are closed while they are idle; and what is left at the server by clients that are gone.
 #![cfg(feature = "zookeeper")]
 
 #[path = "support/lines.rs"]

@@ -7,13 +7,14 @@ use hdrhistogram::Histogram;
 
 use super::{Result, micros};
 
-/// Something to wait for, and to release. Its clones are what the waiters of a process use: they share a connection, or a
-/// pool of them.
+/// Something to wait for, and to release. Its clones are what the waiters of a process use: they share a connection, or
+/// a pool of them.
 pub(crate) trait Contender: Clone + Send + Sync + 'static {
     /// What a waiter has between the grant and the release.
     type Held: Send;
 
-    /// Waits for its turn; `None` if that has not come by `until`. Ends soon after `until`, and leaves nothing behind then.
+    /// Waits for its turn; `None` if that has not come by `until`. Ends soon after `until`, and leaves nothing behind
+    /// then.
     fn acquire(&self, until: Instant) -> impl Future<Output = Result<Option<Self::Held>>> + Send;
 
     fn release(&self, held: Self::Held) -> impl Future<Output = Result<()>> + Send;
@@ -85,8 +86,9 @@ impl Spread {
     }
 }
 
-/// The waits of those granted within the window. Who still waits when it is over counts with what the wait has come to by
-/// then, if that is more than the median: leaving out the starved would flatter, and a shorter wait tells nothing yet.
+/// The waits of those granted within the window. Who still waits when it is over counts with what the wait has come to
+/// by then, if that is more than the median: leaving out the starved would flatter, and a shorter wait tells nothing
+/// yet.
 pub(crate) fn waits(turns: &[Turn], window: &Range<u64>) -> Result<Spread> {
     let mut waits = Histogram::new(3)?;
     let granted = turns.iter().filter_map(|turn| turn.held.map(|held| (turn.asked, held.granted)));
@@ -105,8 +107,8 @@ pub(crate) fn waits(turns: &[Turn], window: &Range<u64>) -> Result<Spread> {
     Ok(Spread::of(&waits))
 }
 
-/// From the release of each hold to the next grant within the window. `turns` are in the order of their grants. Fails if two
-/// holds overlap.
+/// From the release of each hold to the next grant within the window. `turns` are in the order of their grants. Fails
+/// if two holds overlap.
 pub(crate) fn hand_overs(turns: &[Turn], window: &Range<u64>) -> Result<Option<Spread>> {
     let held: Vec<_> = turns.iter().filter_map(|turn| Some((turn, turn.held?))).collect();
     let mut times = Histogram::new(3)?;

@@ -1,7 +1,7 @@
 //! Worker processes: copies of this benchmark, all started at the same time, each sending a report.
 //!
-//! A worker says that it is ready, waits for the signal to start, writes its report to its standard output and ends. It also ends
-//! when the process that started it ends, for any reason.
+//! A worker says that it is ready, waits for the signal to start, writes its report to its standard output and ends. It
+//! also ends when the process that started it ends, for any reason.
 
 use std::env;
 use std::io;

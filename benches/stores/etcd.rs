@@ -55,9 +55,9 @@ impl Etcd {
     }
 }
 
-/// As etcd's own `concurrency` package does it: a key under the session's lease; the oldest one holds, and everybody else watches the one
-/// before. Its session is kept alive by a task, which this bench does not need. No place survives a lost connection, and only the key's
-/// revision can serve as a token.
+/// As etcd's own `concurrency` package does it: a key under the session's lease; the oldest one holds, and everybody
+/// else watches the one before. Its session is kept alive by a task, which this bench does not need. No place survives
+/// a lost connection, and only the key's revision can serve as a token.
 #[derive(Clone)]
 pub(crate) struct WatchedPredecessor {
     etcd: Etcd,

@@ -92,7 +92,8 @@ impl Contender for OursPolling {
     }
 }
 
-/// MySQL's named locks: a session waits in the server, and has the lock until it ends or releases it. No lease, no token.
+/// MySQL's named locks: a session waits in the server, and has the lock until it ends or releases it. No lease, no
+/// token.
 #[derive(Clone)]
 pub(crate) struct NamedLock {
     session: Arc<Mutex<mysql_async::Conn>>,
@@ -129,7 +130,8 @@ impl Contender for NamedLock {
     }
 }
 
-/// PostgreSQL's advisory locks: a session waits in the server, and has the lock until it ends or unlocks it. No lease, no token.
+/// PostgreSQL's advisory locks: a session waits in the server, and has the lock until it ends or unlocks it. No lease,
+/// no token.
 #[derive(Clone)]
 pub(crate) struct AdvisoryLock {
     session: Arc<tokio_postgres::Client>,
@@ -165,8 +167,8 @@ impl Contender for AdvisoryLock {
     }
 }
 
-/// Curator's lock: an ephemeral node for everybody who waits, who watches the one before it. No lease, no token; it is lost with the
-/// session.
+/// Curator's lock: an ephemeral node for everybody who waits, who watches the one before it. No lease, no token; it is
+/// lost with the session.
 #[derive(Clone)]
 pub(crate) struct CuratorLock {
     client: zookeeper_client::Client,

@@ -32,7 +32,8 @@ pub(crate) struct Figures {
     pub(crate) jain: f64,
     /// Median time of a PING, in microseconds.
     pub(crate) ping: f64,
-    /// How long PINGs alone took right after that, as many as usually take as long as a wait. Only where waits are in order.
+    /// How long PINGs alone took right after that, as many as usually take as long as a wait. Only where waits are in
+    /// order.
     pub(crate) pings_alone: Option<Spread>,
 }
 

@@ -10,8 +10,9 @@ use crate::common::{Bare, Result, timed};
 /// So many times a span must fit into what is measured.
 const SPANS: usize = 50;
 
-/// PINGs, one after another, while nothing else runs: as many as usually take `span`, in microseconds, at any time within
-/// `length`. What is done in strict order can hardly be expected to be more even. `None` if `span` is too long for that.
+/// PINGs, one after another, while nothing else runs: as many as usually take `span`, in microseconds, at any time
+/// within `length`. What is done in strict order can hardly be expected to be more even. `None` if `span` is too long
+/// for that.
 pub(super) async fn spread(bare: &Bare, span: f64, length: Duration) -> Result<Option<Spread>> {
     let (mut times, started) = (Vec::new(), Instant::now());
     while started.elapsed() < length {

@@ -113,7 +113,8 @@ impl Race {
 
 struct Commands {
     sent: u64,
-    /// In this crate's scripts, each request for a mutex begins with one EXISTS, and so does each release by its holder.
+    /// In this crate's scripts, each request for a mutex begins with one EXISTS, and so does each release by its
+    /// holder.
     operations: u64,
 }
 

@@ -24,8 +24,8 @@ const MAX_KEY: usize = 120;
 
 /// Leases of the processes of one machine that have agreed on a directory.
 ///
-/// All of them must see the same time of day, so the directory must not be shared between machines, and the clock should be
-/// adjusted slowly, as NTP does.
+/// All of them must see the same time of day, so the directory must not be shared between machines, and the clock
+/// should be adjusted slowly, as NTP does.
 #[derive(Debug)]
 pub(crate) struct Directory {
     path: Arc<Path>,
@@ -123,7 +123,8 @@ fn transaction<T>(
     let stamp = now();
     // Events for other clients are dropped: those clients poll.
     let (outcome, _) = change(&mut ledger, stamp);
-    // A record that is not in use may go if all numbers that it issued are below the clock, which later ones start from.
+    // A record that is not in use may go if all numbers that it issued are below the clock, which later ones start
+    // from.
     if ledger.is_in_use(stamp) || ledger.last_number() >= stamp.floor {
         write(&record, &ledger).map_err(not_done)?;
     } else if let Err(error) = fs::remove_file(&record)

@@ -22,7 +22,8 @@ enum Store {
     Zookeeper,
 }
 
-/// Connects to the store that `url` names. Its connections are named after the client with this label, where the store has names for them.
+/// Connects to the store that `url` names. Its connections are named after the client with this label, where the store
+/// has names for them.
 #[cfg_attr(
     not(any(feature = "mysql", feature = "postgres", feature = "_redis")),
     allow(unused_variables, reason = "not every store has names for connections")

@@ -1,7 +1,7 @@
 //! Backends that wrap another one.
 
-/// The named methods of [`Backend`](super::Backend), each of which only calls the same method of a field: `delegate!(store: ping close)`.
-/// The types in their signatures must be in scope.
+/// The named methods of [`Backend`](super::Backend), each of which only calls the same method of a field:
+/// `delegate!(store: ping close)`. The types in their signatures must be in scope.
 macro_rules! delegate {
     ($field:tt: $($method:ident)*) => { $(delegate!(@$method $field);)* };
     (@lease_id $field:tt) => {

@@ -1,8 +1,9 @@
 //! Reaching a server by whichever of its addresses answers, or a store by whichever of its servers does.
 //!
-//! One that refuses is passed over at once. One that hangs, or swallows packets, must not cost the whole time limit: the next attempt begins
-//! while it is still tried, and the first one that succeeds counts ("Happy Eyeballs", RFC 8305). An attempt should include all that a server
-//! that hangs would not do: at least one answer to a request, because the kernel accepts connections for a process that is stopped.
+//! One that refuses is passed over at once. One that hangs, or swallows packets, must not cost the whole time limit:
+//! the next attempt begins while it is still tried, and the first one that succeeds counts ("Happy Eyeballs", RFC
+//! 8305). An attempt should include all that a server that hangs would not do: at least one answer to a request,
+//! because the kernel accepts connections for a process that is stopped.
 
 use std::collections::HashMap;
 use std::io;
@@ -22,10 +23,11 @@ use crate::origin::PerProcess;
 /// How long an attempt goes on alone: the "Connection Attempt Delay" that RFC 8305 recommends.
 const ATTEMPT_DELAY: Duration = Duration::from_millis(250);
 
-/// Tries candidates in their order, each with as much of the time limit as is left, and returns the first success. The next attempt begins as
-/// soon as all others have failed, or after 250 ms, or after less if there are many candidates: the last one has at least half of the limit.
-/// Those that have not answered for half of the limit are tried once more beside that attempt: behind one address there may be several
-/// servers, of which one hangs, and a firewall or load balancer may have forgotten one connection.
+/// Tries candidates in their order, each with as much of the time limit as is left, and returns the first success. The
+/// next attempt begins as soon as all others have failed, or after 250 ms, or after less if there are many candidates:
+/// the last one has at least half of the limit. Those that have not answered for half of the limit are tried once more
+/// beside that attempt: behind one address there may be several servers, of which one hangs, and a firewall or load
+/// balancer may have forgotten one connection.
 ///
 /// # Errors
 ///
@@ -84,8 +86,8 @@ where
     None
 }
 
-/// A TCP connection to the first address of a host that accepts one. For protocols in which the next step fails soon enough if the server
-/// hangs; otherwise [`race`] whole handshakes over the addresses of [`resolve`].
+/// A TCP connection to the first address of a host that accepts one. For protocols in which the next step fails soon
+/// enough if the server hangs; otherwise [`race`] whole handshakes over the addresses of [`resolve`].
 ///
 /// # Errors
 ///
@@ -115,12 +117,13 @@ fn all_failed(addresses: &[SocketAddr], mut failures: Vec<Option<io::Error>>) ->
     io::Error::new(kind, each.collect::<Vec<_>>().join("; "))
 }
 
-/// The addresses of a host, in the order in which to try them: as the system sorts them, with the address families alternating (RFC 8305,
-/// section 4).
+/// The addresses of a host, in the order in which to try them: as the system sorts them, with the address families
+/// alternating (RFC 8305, section 4).
 ///
-/// The system is asked on a thread of its own, because `getaddrinfo` cannot be cancelled and may take many seconds: a runtime that ends
-/// waits for its own threads, but not for this one. Callers that ask for the same host at the same time share one thread; one that asks
-/// when the system has not answered for 2 s has it asked again, so that a name server that is back is not waited for.
+/// The system is asked on a thread of its own, because `getaddrinfo` cannot be cancelled and may take many seconds: a
+/// runtime that ends waits for its own threads, but not for this one. Callers that ask for the same host at the same
+/// time share one thread; one that asks when the system has not answered for 2 s has it asked again, so that a name
+/// server that is back is not waited for.
 ///
 /// # Errors
 ///
@@ -167,8 +170,8 @@ fn ask_system(host: &str, answer: oneshot::Sender<Resolved>) -> io::Result<()> {
     let name = host.to_owned();
     let asking = thread::Builder::new().name("leasehold-resolve".to_owned()).spawn(move || {
         let resolved = system_addresses(&name);
-        // The first answer is for all who wait by then. One that comes later is to an earlier question: nobody waits for it, or it
-        // is as good as another.
+        // The first answer is for all who wait by then. One that comes later is to an earlier question: nobody waits
+        // for it, or it is as good as another.
         let question = ASKING.with(|hosts| hosts.remove(&name));
         for answer in question.into_iter().flat_map(|question| question.waiting) {
             // Whoever asked may be gone.
@@ -201,7 +204,8 @@ fn system_addresses(host: &str) -> Resolved {
     }
 }
 
-/// The families alternate, beginning with that of the first address; otherwise the order stays the same. Each address is there once.
+/// The families alternate, beginning with that of the first address; otherwise the order stays the same. Each address
+/// is there once.
 fn alternating(addresses: &[IpAddr]) -> Vec<IpAddr> {
     let mut seen = Vec::with_capacity(addresses.len());
     for address in addresses {

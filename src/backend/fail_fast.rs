@@ -16,12 +16,13 @@ use super::{
 use crate::home::Home;
 use crate::runtime::spawn_on;
 
-/// Any store, whose requests fail at once with [`BackendError::FailedFast`] while it is known to be unreachable, those that wait
-/// included. Renewals and releases are not affected: they are repeated. See [`ClientBuilder::fail_fast`](crate::ClientBuilder::fail_fast).
+/// Any store, whose requests fail at once with [`BackendError::FailedFast`] while it is known to be unreachable, those
+/// that wait included. Renewals and releases are not affected: they are repeated. See
+/// [`ClientBuilder::fail_fast`](crate::ClientBuilder::fail_fast).
 ///
-/// A store that has not been tried yet is not known to be unreachable, so a client that connects when needed tries it with its first
-/// request. While requests fail, the store is still pinged whenever one does, one ping at a time: so the client finds out when it is back,
-/// even if nothing else of it talks to the store.
+/// A store that has not been tried yet is not known to be unreachable, so a client that connects when needed tries it
+/// with its first request. While requests fail, the store is still pinged whenever one does, one ping at a time: so the
+/// client finds out when it is back, even if nothing else of it talks to the store.
 #[derive(Debug)]
 pub struct FailFast {
     store: Arc<dyn Backend>,
@@ -63,7 +64,8 @@ impl FailFast {
     }
 }
 
-/// Why the store cannot be reached, if that is known of each server that is not connected: one that has not been tried yet has no reason.
+/// Why the store cannot be reached, if that is known of each server that is not connected: one that has not been tried
+/// yet has no reason.
 fn unreachable(state: &StoreState) -> Option<String> {
     let away: Vec<_> = state.nodes.iter().filter(|node| !node.status.is_connected()).collect();
     let is_known = !away.is_empty() && away.iter().all(|node| node.reason.is_some());
@@ -102,7 +104,8 @@ impl Backend for FailFast {
         self.unless_unreachable(move |store| store.inspect(resource, detail))
     }
 
-    /// The events of the store, and an [`Event::Resync`] when it becomes unreachable, so that waiting requests are repeated, and fail.
+    /// The events of the store, and an [`Event::Resync`] when it becomes unreachable, so that waiting requests are
+    /// repeated, and fail.
     fn events(&self) -> BoxStream<'static, Event> {
         let lost =
             self.store.state_changes().filter_map(|state| ready(unreachable(&state).map(|_| Event::Resync)));

@@ -10,8 +10,9 @@ use super::BackendError;
 /// How many keys a page has at most.
 pub(super) const PAGE: usize = 512;
 
-/// The keys that begin with `prefix`. `read` reads the first [`PAGE`] keys of the index that are not less than its argument, in order: so
-/// that no upper end is needed, which depends on how texts are compared, it may read beyond the last one.
+/// The keys that begin with `prefix`. `read` reads the first [`PAGE`] keys of the index that are not less than its
+/// argument, in order: so that no upper end is needed, which depends on how texts are compared, it may read beyond the
+/// last one.
 pub(super) fn pages<'a, R>(
     prefix: &'a str,
     read: impl Fn(String) -> R + Send + 'a,

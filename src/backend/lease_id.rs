@@ -75,7 +75,8 @@ impl LeaseId {
 }
 
 impl Hash for LeaseId {
-    /// In one step, because a client looks up a lease with every operation. Equal numbers of several clients differ in the rest.
+    /// In one step, because a client looks up a lease with every operation. Equal numbers of several clients differ in
+    /// the rest.
     fn hash<H: Hasher>(&self, state: &mut H) {
         state.write_u64(self.sequence ^ self.client.as_u64_pair().1);
     }

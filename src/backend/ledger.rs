@@ -1,20 +1,21 @@
 //! The reference implementation: what is held under one key, who waits for it, and what each operation does to that.
 //!
-//! It does no I/O and reads no clock: the store's time is passed in as a [`Stamp`], and messages to other clients are added as
-//! [`Event`]s to the [`Effects`]. So the same algorithm serves every store that can change one record atomically
-//! ([`LedgerStore`](super::LedgerStore)), and other stores are compared with it.
+//! It does no I/O and reads no clock: the store's time is passed in as a [`Stamp`], and messages to other clients are
+//! added as [`Event`]s to the [`Effects`]. So the same algorithm serves every store that can change one record
+//! atomically ([`LedgerStore`](super::LedgerStore)), and other stores are compared with it.
 //!
 //! * A lock is a semaphore with one permit, except that its owner may be admitted again without taking another permit.
-//! * Every change first removes holds and places that have ended. What is free is granted to the next places in the queue
-//!   when a client sends a request, releases, or changes a limit; waiting requests are repeated, so this happens soon enough.
+//! * Every change first removes holds and places that have ended. What is free is granted to the next places in the
+//!   queue when a client sends a request, releases, or changes a limit; waiting requests are repeated, so this happens
+//!   soon enough.
 //! * Tokens, tickets and the versions of limits come from one increasing sequence, so none of them is ever used twice.
-//! * A grant to a waiting place ends when the place would have ended, not a TTL later: its client measures the lease from the last
-//!   request that it sent for that place. So all places of a client that has died are gone within one TTL, however many there
-//!   are.
-//! * Leases that were released by force are remembered until they would have ended, so that their clients are told so, whether or not
-//!   the event reaches them.
-//! * A place that has ended is gone; if its request is repeated after that, it joins the queue at the end, under another ticket.
-//!   A grant that was reported for the old ticket can then be recognized as void.
+//! * A grant to a waiting place ends when the place would have ended, not a TTL later: its client measures the lease
+//!   from the last request that it sent for that place. So all places of a client that has died are gone within one
+//!   TTL, however many there are.
+//! * Leases that were released by force are remembered until they would have ended, so that their clients are told so,
+//!   whether or not the event reaches them.
+//! * A place that has ended is gone; if its request is repeated after that, it joins the queue at the end, under
+//!   another ticket. A grant that was reported for the old ticket can then be recognized as void.
 
 use std::collections::{BTreeMap, HashMap};
 use std::fmt::{self, Write};
@@ -49,8 +50,8 @@ pub(super) use parts::{Entry, EntryKind, UNKNOWN, claim};
 )]
 pub(super) use party::Party;
 
-/// How much later than the place before it each place is asked to repeat its request when the holder's lease ends: the first one
-/// serves the queue, so the others need not all come at that moment. In microseconds.
+/// How much later than the place before it each place is asked to repeat its request when the holder's lease ends: the
+/// first one serves the queue, so the others need not all come at that moment. In microseconds.
 const STAGGER: u64 = 2_000;
 /// How many places are staggered; all behind them come together.
 const STAGGERED: usize = 250;
@@ -66,8 +67,8 @@ pub struct Stamp {
     pub now: u64,
     /// An upper bound of the current time: new leases are measured from here.
     pub late: u64,
-    /// No number below this is issued. If it only ever increases, tokens keep increasing even if the record is lost. The time of
-    /// day in microseconds is one such number, the revision of a database another.
+    /// No number below this is issued. If it only ever increases, tokens keep increasing even if the record is lost.
+    /// The time of day in microseconds is one such number, the revision of a database another.
     pub floor: u64,
 }
 
@@ -145,15 +146,15 @@ impl Default for Ledger {
 // The operations
 
 impl Ledger {
-    /// Requests what is claimed, for the first time or again. A repeated request keeps its place, for a full TTL from now; if it
-    /// has already been granted, the answer repeats that grant, and its end does not change. Adds the events for other waiters
-    /// to `effects`, as all operations do.
+    /// Requests what is claimed, for the first time or again. A repeated request keeps its place, for a full TTL from
+    /// now; if it has already been granted, the answer repeats that grant, and its end does not change. Adds the events
+    /// for other waiters to `effects`, as all operations do.
     ///
     /// # Errors
     ///
     /// [`BackendError::WrongType`] if the key is in use as a semaphore and a lock is requested, or the other way round;
-    /// [`BackendError::LimitDiffers`] if the limit stated is not the one in force; [`BackendError::AboveLimit`] if more permits are
-    /// requested than the limit.
+    /// [`BackendError::LimitDiffers`] if the limit stated is not the one in force; [`BackendError::AboveLimit`] if more
+    /// permits are requested than the limit.
     pub fn request(
         &mut self,
         request: &Request,
@@ -202,7 +203,8 @@ impl Ledger {
         Ok(self.queued(ticket, stamp, effects))
     }
 
-    /// The grant of a lease that was granted before, perhaps just now: the answer says so, and the event is superfluous.
+    /// The grant of a lease that was granted before, perhaps just now: the answer says so, and the event is
+    /// superfluous.
     fn granted_before(&self, id: LeaseId, stamp: Stamp, effects: &mut Effects) -> Option<Grant> {
         let hold = self.holds.get(&id)?;
         effects.events.retain(|event| !matches!(event, Event::Granted { lease, .. } if lease.id == id));
@@ -224,8 +226,8 @@ impl Ledger {
         }
     }
 
-    /// Gives a lease that is held another token, as a node of a Redlock: all holds of an owner, which have one token, unless theirs is
-    /// greater. `false` if it is not held.
+    /// Gives a lease that is held another token, as a node of a Redlock: all holds of an owner, which have one token,
+    /// unless theirs is greater. `false` if it is not held.
     #[cfg(all(test, feature = "_redis"))]
     pub(super) fn settle(&mut self, lease: LeaseId, token: FencingToken, stamp: Stamp) -> bool {
         self.prune(stamp);
@@ -242,7 +244,8 @@ impl Ledger {
     ///
     /// # Errors
     ///
-    /// [`BackendError::WrongType`] if the key is in use as a semaphore and the lease is for a lock, or the other way round.
+    /// [`BackendError::WrongType`] if the key is in use as a semaphore and the lease is for a lock, or the other way
+    /// round.
     pub fn release(
         &mut self,
         lease: &LeaseRef,
@@ -273,7 +276,8 @@ impl Ledger {
     ///
     /// # Errors
     ///
-    /// [`BackendError::WrongType`] if the key is in use as a semaphore; [`BackendError::Unsupported`] if `resource` is one.
+    /// [`BackendError::WrongType`] if the key is in use as a semaphore; [`BackendError::Unsupported`] if `resource` is
+    /// one.
     pub fn force_release(
         &mut self,
         resource: &Resource,
@@ -295,7 +299,8 @@ impl Ledger {
         Ok(!holds.is_empty())
     }
 
-    /// Changes the limit for all clients. It stays in force for twice `ttl` if the semaphore is not used. Nothing is revoked.
+    /// Changes the limit for all clients. It stays in force for twice `ttl` if the semaphore is not used. Nothing is
+    /// revoked.
     ///
     /// # Errors
     ///
@@ -329,7 +334,8 @@ impl Ledger {
     ///
     /// # Errors
     ///
-    /// [`BackendError::WrongType`] if the key is in use as a semaphore and `resource` is a lock, or the other way round.
+    /// [`BackendError::WrongType`] if the key is in use as a semaphore and `resource` is a lock, or the other way
+    /// round.
     pub fn inspect(
         &self,
         resource: &Resource,
@@ -376,12 +382,14 @@ impl Ledger {
         (!is_idle).then(|| Listed::new(resource, now.holders, now.waiters.len()))
     }
 
-    /// Whether there are holders or waiters, a limit is in force, or a lease that was released by force is still remembered.
+    /// Whether there are holders or waiters, a limit is in force, or a lease that was released by force is still
+    /// remembered.
     ///
-    /// A record that is not in use only remembers the last number issued. A store may delete it only if [`Stamp::floor`] is above
-    /// that number from then on, and if no change based on an older state of the record can still be written. With optimistic
-    /// concurrency control, "there is no record" must therefore not be a version that can occur twice (the ABA problem):
-    /// otherwise a client that read it the first time could overwrite everything that has happened since.
+    /// A record that is not in use only remembers the last number issued. A store may delete it only if
+    /// [`Stamp::floor`] is above that number from then on, and if no change based on an older state of the record can
+    /// still be written. With optimistic concurrency control, "there is no record" must therefore not be a version that
+    /// can occur twice (the ABA problem): otherwise a client that read it the first time could overwrite everything
+    /// that has happened since.
     #[must_use]
     pub fn is_in_use(&self, stamp: Stamp) -> bool {
         self.is_used(stamp) || self.revoked.values().any(|ends| *ends > stamp.now)
@@ -452,7 +460,8 @@ impl Ledger {
         }
     }
 
-    /// The place to be served next: the first one, or for a counting semaphore the first one that fits. `None` if it does not fit.
+    /// The place to be served next: the first one, or for a counting semaphore the first one that fits. `None` if it
+    /// does not fit.
     fn next_served(&self) -> Option<Ticket> {
         let free = self.free();
         if free == 0 {
@@ -465,7 +474,8 @@ impl Ledger {
         }
     }
 
-    /// Turns a place into a hold. Other waiters for the same owner can be admitted with it, and are asked to repeat their requests.
+    /// Turns a place into a hold. Other waiters for the same owner can be admitted with it, and are asked to repeat
+    /// their requests.
     fn serve(
         &mut self,
         ticket: Ticket,
@@ -528,8 +538,8 @@ impl Ledger {
         limit.saturating_sub(self.permits_held)
     }
 
-    /// Whether a request without a place in the queue may be granted now. In a counting semaphore it overtakes nobody who fits:
-    /// such a place would have been served before.
+    /// Whether a request without a place in the queue may be granted now. In a counting semaphore it overtakes nobody
+    /// who fits: such a place would have been served before.
     fn has_room_for(&self, claim: &Claim) -> bool {
         claim.permits() <= self.free() && (self.kind == Kind::Counting || self.queue.is_empty())
     }
@@ -612,7 +622,8 @@ impl Ledger {
         Some(token)
     }
 
-    /// Reduces a hold to at most `keep` permits. `false` if there is none. A lock is not divisible, so it stays as it is.
+    /// Reduces a hold to at most `keep` permits. `false` if there is none. A lock is not divisible, so it stays as it
+    /// is.
     fn shrink(&mut self, lease: LeaseId, keep: u32) -> bool {
         let Some(hold) = self.holds.get_mut(&lease) else { return false };
         let surplus = hold.permits.saturating_sub(keep);
@@ -653,7 +664,8 @@ fn micros(duration: Duration) -> u64 {
     u64::try_from(duration.as_micros()).unwrap_or(u64::MAX)
 }
 
-// The text form: one line for the whole, one for each hold, one for each lease that was released by force, one for each place.
+// The text form: one line for the whole, one for each hold, one for each lease that was released by force, one for each
+// place.
 
 const FORM: &str = "leasehold/1";
 

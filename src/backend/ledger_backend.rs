@@ -33,9 +33,9 @@ pub trait LedgerStore: fmt::Debug + Send + Sync + 'static {
     /// have been stored, and the caller repeats all of them. [`BackendError::WrongType`] means that at least one record
     /// cannot be read; the caller then repeats the change for each key separately.
     ///
-    /// Besides its result, `change` returns its effects. Once the record is stored, deliver the events to the clients that created
-    /// the leases they name; a store that cannot push drops them, and its waiters poll. The changes of one client to
-    /// one key take effect in the order in which they were called, even if a future is dropped.
+    /// Besides its result, `change` returns its effects. Once the record is stored, deliver the events to the clients
+    /// that created the leases they name; a store that cannot push drops them, and its waiters poll. The changes of one
+    /// client to one key take effect in the order in which they were called, even if a future is dropped.
     fn transact<T: Send + 'static>(
         &self,
         keys: &[Arc<str>],
@@ -52,9 +52,9 @@ pub trait LedgerStore: fmt::Debug + Send + Sync + 'static {
         stream::pending().boxed()
     }
 
-    /// The keys of all records that begin with `prefix`, each once, in pages of some hundred: reading one must hold up no
-    /// other client. They may be those of records that are not [in use](Ledger::is_in_use). If a store can do this, its
-    /// capabilities say that it [lists](Capabilities::lists) what it has; by default, it cannot.
+    /// The keys of all records that begin with `prefix`, each once, in pages of some hundred: reading one must hold up
+    /// no other client. They may be those of records that are not [in use](Ledger::is_in_use). If a store can do this,
+    /// its capabilities say that it [lists](Capabilities::lists) what it has; by default, it cannot.
     fn keys<'a>(&'a self, prefix: &'a str) -> BoxStream<'a, Result<Vec<Arc<str>>, BackendError>> {
         let _ = prefix;
         stream::iter([Err(BackendError::no_list())]).boxed()
@@ -73,8 +73,9 @@ pub trait LedgerStore: fmt::Debug + Send + Sync + 'static {
         stream::pending().boxed()
     }
 
-    /// Whether the store can have been sent anything. Set this before the first change is run, and never reset it. Until then, releases are
-    /// answered without asking the store, and requests that are dropped change nothing when they are run later.
+    /// Whether the store can have been sent anything. Set this before the first change is run, and never reset it.
+    /// Until then, releases are answered without asking the store, and requests that are dropped change nothing when
+    /// they are run later.
     fn was_reached(&self) -> bool {
         true
     }
@@ -218,8 +219,8 @@ impl<S: LedgerStore> LedgerBackend<S> {
     }
 }
 
-/// Implements [`Backend`] for the type of one of this crate's stores, whose only field is a [`LedgerBackend`]. Each store has such a type,
-/// so that its constructors are on a page of their own.
+/// Implements [`Backend`] for the type of one of this crate's stores, whose only field is a [`LedgerBackend`]. Each
+/// store has such a type, so that its constructors are on a page of their own.
 macro_rules! backend_on_ledger {
     ($name:ident) => {
         impl std::fmt::Debug for $name {

@@ -30,9 +30,10 @@ use crate::origin::PerProcess;
 ///
 /// # In tests of applications
 ///
-/// A test can [crash](Self::crash) one client of the store, [cut it off](Self::cut_off) and [restore](Self::restore) it, and have the store
-/// [forget](Self::flush) everything. Each client needs a backend of its own, of which the test keeps a handle. On tokio's paused clock (feature
-/// `test-util`), leases expire in no time. Such as a worker that must start again after it has lost its lease:
+/// A test can [crash](Self::crash) one client of the store, [cut it off](Self::cut_off) and [restore](Self::restore)
+/// it, and have the store [forget](Self::flush) everything. Each client needs a backend of its own, of which the test
+/// keeps a handle. On tokio's paused clock (feature `test-util`), leases expire in no time. Such as a worker that must
+/// start again after it has lost its lease:
 ///
 /// ```
 /// # use std::{sync::Arc, time::Duration};
@@ -66,8 +67,8 @@ use crate::origin::PerProcess;
 ///
 /// # Time
 ///
-/// It uses tokio's clock, which a test may pause. So, unlike with other stores, leases are renewed on the runtime on which the client
-/// was first used. If that runtime ends, they are not renewed until the client is used on another one.
+/// It uses tokio's clock, which a test may pause. So, unlike with other stores, leases are renewed on the runtime on
+/// which the client was first used. If that runtime ends, they are not renewed until the client is used on another one.
 pub struct MemoryBackend(LedgerBackend<MemoryStore>);
 
 backend_on_ledger!(MemoryBackend);
@@ -116,8 +117,8 @@ impl MemoryBackend {
         Self::on(Shared::new())
     }
 
-    /// A client of the store called `name` in this process: the one that is in use under that name, or a new one. It is what the URL
-    /// `memory:NAME` stands for.
+    /// A client of the store called `name` in this process: the one that is in use under that name, or a new one. It is
+    /// what the URL `memory:NAME` stands for.
     #[must_use]
     pub fn named(name: &str) -> Self {
         let shared = NAMED.with(|named| {
@@ -145,9 +146,9 @@ impl MemoryBackend {
         Self::on(Arc::clone(&self.store().shared))
     }
 
-    /// From now on, this client does nothing more at the store, as if its process had been killed: its calls are never answered,
-    /// and nothing is released. Its leases last until they expire. Its guards report the loss by then, since they still exist. For
-    /// good: to go on, make a [`peer`](Self::peer).
+    /// From now on, this client does nothing more at the store, as if its process had been killed: its calls are never
+    /// answered, and nothing is released. Its leases last until they expire. Its guards report the loss by then, since
+    /// they still exist. For good: to go on, make a [`peer`](Self::peer).
     ///
     /// ```
     /// # use std::{sync::Arc, time::Duration};
@@ -167,8 +168,9 @@ impl MemoryBackend {
         self.store().link.send_replace(Link::Crashed { since: std::time::Instant::now() });
     }
 
-    /// From now on, this client cannot reach the store: its calls fail, and it learns of no grants, until [`restore`](Self::restore). Its
-    /// leases expire unless it is restored in time. Has no effect on a client that was crashed.
+    /// From now on, this client cannot reach the store: its calls fail, and it learns of no grants, until
+    /// [`restore`](Self::restore). Its leases expire unless it is restored in time. Has no effect on a client that was
+    /// crashed.
     pub fn cut_off(&self) {
         self.reach(Link::Cut { since: std::time::Instant::now() });
     }

@@ -11,8 +11,9 @@
 //!
 //! # The contract
 //!
-//! Every point is checked by one or more functions in `conformance` (with the feature of that name), which are run against
-//! every backend. Points that not every store can guarantee apply only as far as the store's [`Capabilities`] claim them.
+//! Every point is checked by one or more functions in `conformance` (with the feature of that name), which are run
+//! against every backend. Points that not every store can guarantee apply only as far as the store's [`Capabilities`]
+//! claim them.
 //!
 //! 1. Every acquisition has its own [`LeaseId`], created before anything is sent. Every operation on a lease is
 //!    idempotent per lease id, so it can be repeated when an answer is lost: a repeated request is answered with its
@@ -23,34 +24,36 @@
 //! 3. A grant carries a fencing token, issued in the same atomic step and strictly greater than every earlier token for
 //!    that key, even after the key was idle or expired, or its store was restarted. It reserves as many consecutive
 //!    tokens as its request says, for the holders to which the lease may be passed on within a client.
-//! 4. Every place in the queue has a [`Ticket`] that is never used again. Both the answer [`Queued`](Answer::Queued) and the
-//!    event of the grant contain it: a client accepts that event only if it has the ticket of the last answer. Such a grant
-//!    ends when the place would have ended, a TTL after the last request for it, so a client never trusts a lease for
-//!    longer than the store keeps it.
+//! 4. Every place in the queue has a [`Ticket`] that is never used again. Both the answer [`Queued`](Answer::Queued)
+//!    and the event of the grant contain it: a client accepts that event only if it has the ticket of the last answer.
+//!    Such a grant ends when the place would have ended, a TTL after the last request for it, so a client never trusts
+//!    a lease for longer than the store keeps it.
 //! 5. Release and renewal affect their own lease only, never another holder's.
 //! 6. A renewal is answered with renewed, lost, or (as an error) unknown. Unknown neither extends nor ends the lease.
 //!    Leases that are renewed together are answered individually, and a failure of one does not affect the others.
-//! 7. A place whose request is not repeated is gone within one TTL. All places of a client that died are gone within one
-//!    TTL in total, and block those behind them for no longer than that.
+//! 7. A place whose request is not repeated is gone within one TTL. All places of a client that died are gone within
+//!    one TTL in total, and block those behind them for no longer than that.
 //! 8. If the store says so, requests are served in order of arrival at the store. A counting semaphore keeps that order
 //!    among the requests that fit: a smaller request may overtake a larger one, so that no permit is idle while a
 //!    waiter could use it.
 //! 9. If the store says so, the work per hand-over does not grow with the number of waiters. (For a counting semaphore
 //!    it grows with the number of different request sizes among them.)
 //! 10. The store's time, or the store's own leases, decide when a lease ends; the clients' clocks do not.
-//! 11. A lock's owner is admitted again at once, ahead of all waiters, under the same token; each hold is a separate lease,
-//!     and the lock is free when the last of them has ended.
+//! 11. A lock's owner is admitted again at once, ahead of all waiters, under the same token; each hold is a separate
+//!     lease, and the lock is free when the last of them has ended.
 //! 12. Permits held never exceed the limit in force when they were granted. A release hands them to exactly those
 //!     waiters that now fit, and may return only part of a lease's permits.
-//! 13. The limit in force is the one stated by the first request; a request that states a different one is refused, with
-//!     both limits. It stays in force while there are holders or waiters, and for one to two TTLs afterwards. `set_limit`
-//!     changes it for all clients at once, including those that know its version, and revokes nothing.
-//! 14. A lease that was released by force is remembered until it would have ended: its renewal is answered with lost for the reason
-//!     [`Revoked`](crate::LossReason::Revoked), whether or not the event has arrived, and whoever holds the lock by then. Its release
-//!     may be answered with [`Released::Revoked`]; after any other answer that it is gone, the client sends a renewal to find out why.
-//!     A store that has lost its data does not know. If there are more than a few dozen, it may forget those that end first.
-//! 15. If the store says so, `inspect` reports the label and the note of the first request of each lease, as they were given, and for how
-//!     long it has been held: by the store's clock, or by those of the clients if it has none. They decide nothing.
+//! 13. The limit in force is the one stated by the first request; a request that states a different one is refused,
+//!     with both limits. It stays in force while there are holders or waiters, and for one to two TTLs afterwards.
+//!     `set_limit` changes it for all clients at once, including those that know its version, and revokes nothing.
+//! 14. A lease that was released by force is remembered until it would have ended: its renewal is answered with lost
+//!     for the reason [`Revoked`](crate::LossReason::Revoked), whether or not the event has arrived, and whoever holds
+//!     the lock by then. Its release may be answered with [`Released::Revoked`]; after any other answer that it is
+//!     gone, the client sends a renewal to find out why. A store that has lost its data does not know. If there are
+//!     more than a few dozen, it may forget those that end first.
+//! 15. If the store says so, `inspect` reports the label and the note of the first request of each lease, as they were
+//!     given, and for how long it has been held: by the store's clock, or by those of the clients if it has none. They
+//!     decide nothing.
 //! 16. If the store says so, `list` reports what is held or awaited.
 
 use std::fmt;
@@ -122,20 +125,22 @@ pub(crate) use types::*;
 
 /// A store that manages leases. See the [module documentation](self) for the contract.
 ///
-/// Every future may be dropped at any point, on any thread. The outcome is then unknown, and the caller repeats the call or
-/// releases the lease.
+/// Every future may be dropped at any point, on any thread. The outcome is then unknown, and the caller repeats the
+/// call or releases the lease.
 ///
 /// All calls fail with [`BackendError::NotSent`] if the store has certainly not received the call, with
-/// [`BackendError::Unanswered`] if the outcome is unknown, with [`BackendError::RefusedForNow`] if the store declined for a reason that
-/// can be over within seconds (nothing was executed), with [`BackendError::Refused`] if it declined for another reason, with
-/// [`BackendError::WrongType`] if something else is stored under the key, and with [`BackendError::Closed`] after `close`.
+/// [`BackendError::Unanswered`] if the outcome is unknown, with [`BackendError::RefusedForNow`] if the store declined
+/// for a reason that can be over within seconds (nothing was executed), with [`BackendError::Refused`] if it declined
+/// for another reason, with [`BackendError::WrongType`] if something else is stored under the key, and with
+/// [`BackendError::Closed`] after `close`.
 ///
-/// If [`Capabilities::own_thread`] is set, `renew` is called on the crate's own thread, except after a release that has found nothing
-/// (point 14 of the contract). So are `release` and `release_permits` when a guard is dropped outside a runtime. Everything else is called
-/// on the runtimes of the application, and, once the first of them has ended or was found to make no progress, also on that thread.
+/// If [`Capabilities::own_thread`] is set, `renew` is called on the crate's own thread, except after a release that has
+/// found nothing (point 14 of the contract). So are `release` and `release_permits` when a guard is dropped outside a
+/// runtime. Everything else is called on the runtimes of the application, and, once the first of them has ended or was
+/// found to make no progress, also on that thread.
 pub trait Backend: fmt::Debug + Send + Sync + 'static {
-    /// Creates the id of a new acquisition: usually [`LeaseId::next`], with a random UUID for this client. Ids cannot be guessed and are
-    /// never used again, nor is the sequence number in them.
+    /// Creates the id of a new acquisition: usually [`LeaseId::next`], with a random UUID for this client. Ids cannot
+    /// be guessed and are never used again, nor is the sequence number in them.
     fn lease_id(&self) -> LeaseId;
 
     /// Requests a resource, for the first time or again. Answers at once, without waiting for other clients.
@@ -148,15 +153,16 @@ pub trait Backend: fmt::Debug + Send + Sync + 'static {
     /// Ends one lease, whether it is held or queued, and grants what becomes free to the next waiters in the queue.
     fn release<'a>(&'a self, lease: &'a LeaseRef) -> BoxFuture<'a, Result<Released, BackendError>>;
 
-    /// Returns all permits of a lease except `keep` of them, which is at least 1. Never gives a lease more permits than it has.
+    /// Returns all permits of a lease except `keep` of them, which is at least 1. Never gives a lease more permits than
+    /// it has.
     fn release_permits<'a>(
         &'a self,
         lease: &'a LeaseRef,
         keep: u32,
     ) -> BoxFuture<'a, Result<Released, BackendError>>;
 
-    /// Ends all holds of a lock, and notifies the holders at once if the store can push. Returns whether there were any. Not
-    /// available for semaphores. Not idempotent: it is never repeated.
+    /// Ends all holds of a lock, and notifies the holders at once if the store can push. Returns whether there were
+    /// any. Not available for semaphores. Not idempotent: it is never repeated.
     fn force_release<'a>(&'a self, resource: &'a Resource) -> BoxFuture<'a, Result<bool, BackendError>>;
 
     /// Changes the limit of a semaphore to `permits` for all clients. Permits that become free are granted at once;
@@ -211,8 +217,8 @@ pub trait Backend: fmt::Debug + Send + Sync + 'static {
         ready(Ok(Vec::new())).boxed()
     }
 
-    /// As `release` and `release_permits`, from the crate's own thread: depends on no runtime of the application. May come before a request
-    /// for the lease that is on its way, so only [`Released::Held`] says that nothing is left.
+    /// As `release` and `release_permits`, from the crate's own thread: depends on no runtime of the application. May
+    /// come before a request for the lease that is on its way, so only [`Released::Held`] says that nothing is left.
     #[doc(hidden)]
     fn release_from_own_thread<'a>(
         &'a self,

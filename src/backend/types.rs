@@ -32,7 +32,8 @@ pub struct Resource {
 }
 
 impl Resource {
-    /// The resource `key`, held by the rules of `kind`. Its prefix ends with the first colon; without a colon it is empty.
+    /// The resource `key`, held by the rules of `kind`. Its prefix ends with the first colon; without a colon it is
+    /// empty.
     #[must_use]
     pub fn new(key: impl Into<Arc<str>>, kind: Kind) -> Self {
         let key = key.into();
@@ -262,8 +263,8 @@ impl Ticket {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[allow(clippy::exhaustive_enums, reason = "callers must tell all of them apart")]
 pub enum Answer {
-    /// The lease holds what was claimed. Repeating the request does not extend it: a client whose requests arrive, but which
-    /// receives no answers, must not keep the lease alive.
+    /// The lease holds what was claimed. Repeating the request does not extend it: a client whose requests arrive, but
+    /// which receives no answers, must not keep the lease alive.
     Granted(Grant),
     /// It has a place in the queue, which lasts for a full TTL from now.
     Queued(Queued),
@@ -320,8 +321,8 @@ pub struct Queued {
     /// Which place. The ticket stays the same when the request is repeated, until the place has ended; then there is a
     /// new one.
     pub ticket: Ticket,
-    /// How soon it is useful to repeat the request, if known: when the holder's lease ends, or when this store should be
-    /// polled. The client repeats it after a third of the TTL at the latest.
+    /// How soon it is useful to repeat the request, if known: when the holder's lease ends, or when this store should
+    /// be polled. The client repeats it after a third of the TTL at the latest.
     pub ask_again_in: Option<Duration>,
     /// The limit in force, of a semaphore.
     pub limit: Option<Limit>,
@@ -454,8 +455,8 @@ pub enum Detail {
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Inspection {
-    /// The holders. A mutex has one at most; a reentrant lock has one per lease, in no guaranteed order; those of a semaphore are
-    /// sorted by the time their leases end.
+    /// The holders. A mutex has one at most; a reentrant lock has one per lease, in no guaranteed order; those of a
+    /// semaphore are sorted by the time their leases end.
     pub holders: Vec<Holder>,
     /// The waiters whose places have not ended, in order of arrival.
     pub waiters: Vec<Waiter>,
@@ -506,8 +507,8 @@ impl Inspection {
 pub struct Holder {
     /// The lease id, or the value that a client of another library has stored.
     pub id: String,
-    /// The fencing token of the grant; `None` for a client of another library. If the lease was passed on within its client, the
-    /// token of the current guard is greater by up to 15.
+    /// The fencing token of the grant; `None` for a client of another library. If the lease was passed on within its
+    /// client, the token of the current guard is greater by up to 15.
     pub token: Option<FencingToken>,
     /// How long the hold lasts unless it is renewed; `None` if it has no expiry.
     pub remaining: Option<Duration>,
@@ -541,8 +542,8 @@ impl Holder {
 }
 
 impl Holder {
-    /// Enough of the id to tell it from others, as [`Guard::lease_id`](crate::Guard::lease_id) returns it. `None` for the
-    /// value of another library, which is a secret.
+    /// Enough of the id to tell it from others, as [`Guard::lease_id`](crate::Guard::lease_id) returns it. `None` for
+    /// the value of another library, which is a secret.
     #[must_use]
     pub fn short_id(&self) -> Option<String> {
         LeaseId::parse(&self.id).map(|id| id.short())
@@ -612,9 +613,9 @@ pub struct Capabilities {
     pub tokens_survive_data_loss: bool,
     /// Whether the work per hand-over is independent of the number of waiters.
     pub constant_work: bool,
-    /// Whether held leases are renewed from this crate's own thread, so that code that blocks its thread does not lose its lease, and
-    /// whether releases may be sent from it.
-    /// Turn this off for a store that must be used from the caller's runtime, or that uses its clock.
+    /// Whether held leases are renewed from this crate's own thread, so that code that blocks its thread does not lose
+    /// its lease, and whether releases may be sent from it. Turn this off for a store that must be used from the
+    /// caller's runtime, or that uses its clock.
     pub own_thread: bool,
     /// Whether `inspect` reports the labels and notes of requests, and for how long something has been held.
     pub labels: bool,
@@ -638,9 +639,10 @@ pub enum Wakes {
 }
 
 impl Capabilities {
-    /// A store at the address `store` that supports everything: all kinds, pushed events, order of arrival, constant work per
-    /// hand-over, tokens that survive a loss of data, and calls from the crate's own thread; with TTLs of 100 ms or more in
-    /// whole milliseconds. It records no labels and lists nothing, unless it is a [`LedgerStore`](super::LedgerStore).
+    /// A store at the address `store` that supports everything: all kinds, pushed events, order of arrival, constant
+    /// work per hand-over, tokens that survive a loss of data, and calls from the crate's own thread; with TTLs of 100
+    /// ms or more in whole milliseconds. It records no labels and lists nothing, unless it is a
+    /// [`LedgerStore`](super::LedgerStore).
     #[must_use]
     pub fn new(store: impl Into<String>) -> Self {
         Self {

@@ -35,7 +35,8 @@ fn decode_name(text: &str) -> Option<String> {
     String::from_utf8(decoded).ok()
 }
 
-/// Refuses a URL with an `@` that is not encoded: a part of a password would be taken for a host, a path or an option, and be shown.
+/// Refuses a URL with an `@` that is not encoded: a part of a password would be taken for a host, a path or an option,
+/// and be shown.
 pub(super) fn check_at_signs(url: &str) -> Result<(), Error> {
     let rest = url.split_once("://").map_or(url, |(_, rest)| rest);
     let authority = &rest[..rest.find(['/', '?']).unwrap_or(rest.len())];
@@ -48,8 +49,8 @@ pub(super) fn check_at_signs(url: &str) -> Result<(), Error> {
     Ok(())
 }
 
-/// An option in the URLs of a store. Each store has one table of them: URLs are parsed by it, the error for an unknown option names those
-/// that are in it, and a test compares it with the documentation.
+/// An option in the URLs of a store. Each store has one table of them: URLs are parsed by it, the error for an unknown
+/// option names those that are in it, and a test compares it with the documentation.
 pub(super) struct UrlOption<B: 'static> {
     /// How it is written, and then other names of it.
     names: &'static [&'static str],
@@ -190,7 +191,8 @@ impl Value<'_> {
     }
 }
 
-/// The error for an option that is not one of those `known`. What looks like an option and is none may be a part of a password.
+/// The error for an option that is not one of those `known`. What looks like an option and is none may be a part of a
+/// password.
 fn unknown_option<B>(name: &str, known: &[UrlOption<B>]) -> Error {
     let is_word = name.len() <= 30 && name.chars().all(|c| c.is_ascii_alphabetic() || "-_".contains(c));
     let named = if is_word { format!("unknown option `{name}`") } else { "unknown option".to_owned() };
@@ -206,8 +208,8 @@ fn unknown_option<B>(name: &str, known: &[UrlOption<B>]) -> Error {
 pub(super) mod documentation {
     use super::{Meaning, UrlOption};
 
-    /// Compares the table of a store with the one on the page about it, and checks that the page names all that is ignored, and all other
-    /// names.
+    /// Compares the table of a store with the one on the page about it, and checks that the page names all that is
+    /// ignored, and all other names.
     pub(in crate::backend) fn assert_documented<B>(known: &[UrlOption<B>], page: &str) {
         let rows = page.lines().skip_while(|line| !line.starts_with("| option |")).skip(2);
         let rows = rows.take_while(|line| line.starts_with('|'));

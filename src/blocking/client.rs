@@ -15,8 +15,8 @@ use crate::error::Error;
 use crate::options::{MutexOptions, SemaphoreOptions};
 use crate::ticket::LeaseTicket;
 
-/// A connection to a store, from which locks and semaphores are created: [`crate::Client`] without async. Cheap to clone,
-/// and can be used from any number of threads at a time.
+/// A connection to a store, from which locks and semaphores are created: [`crate::Client`] without async. Cheap to
+/// clone, and can be used from any number of threads at a time.
 #[derive(Clone)]
 pub struct Client(crate::Client);
 
@@ -238,14 +238,15 @@ impl Client {
         fn close(limit: Duration) -> ();
 
         /// Shuts down everything that was created from this client: waiting calls of other threads fail with
-        /// [`Error::Closed`], live guards lose their leases, and everything is released in the store. Takes 5 s at most.
+        /// [`Error::Closed`], live guards lose their leases, and everything is released in the store. Takes 5 s at
+        /// most.
         fn shutdown() -> ();
     }}
 }
 
 impl From<crate::Client> for Client {
-    /// The client keeps its connections on the runtime on which it has used them. If that makes no progress while a call
-    /// waits here, the client leaves it.
+    /// The client keeps its connections on the runtime on which it has used them. If that makes no progress while a
+    /// call waits here, the client leaves it.
     fn from(client: crate::Client) -> Self {
         Self(client)
     }

@@ -10,21 +10,22 @@ use crate::guard::LeaseEnd;
 use crate::runtime::spawn_on;
 use crate::ticket::LeaseTicket;
 
-/// A held lock or permit: [`crate::Guard`] without async. It is renewed on the crate's own thread for as long as this guard
-/// is alive.
+/// A held lock or permit: [`crate::Guard`] without async. It is renewed on the crate's own thread for as long as this
+/// guard is alive.
 ///
 /// # Dropping
 ///
-/// Dropping the last guard of a lease releases it. The drop waits for the store, because the process may be about to end:
-/// for up to 100 ms, all guards of a client together for up to 1 s, and then for a tenth of the time. Inside a tokio runtime
-/// it does not wait. A guard that is not dropped (the process ends by [`std::process::exit`], or is killed) stays held until
-/// its TTL has passed. To know that the lease was held until the end, call [`release`](Self::release).
+/// Dropping the last guard of a lease releases it. The drop waits for the store, because the process may be about to
+/// end: for up to 100 ms, all guards of a client together for up to 1 s, and then for a tenth of the time. Inside a
+/// tokio runtime it does not wait. A guard that is not dropped (the process ends by [`std::process::exit`], or is
+/// killed) stays held until its TTL has passed. To know that the lease was held until the end, call
+/// [`release`](Self::release).
 ///
 /// # Losing the lease
 ///
-/// As for [`crate::Guard`], a lease can be lost while its guard is alive. A thread cannot be stopped from outside, so the work
-/// itself has to [`check`](Self::check) before each step that must not be done twice. A check cannot say what happens
-/// after it: if a late step would do harm, let the protected resource compare [tokens](Self::token).
+/// As for [`crate::Guard`], a lease can be lost while its guard is alive. A thread cannot be stopped from outside, so
+/// the work itself has to [`check`](Self::check) before each step that must not be done twice. A check cannot say what
+/// happens after it: if a late step would do harm, let the protected resource compare [tokens](Self::token).
 #[must_use = "dropping the guard releases it at once"]
 pub struct Guard(pub(super) crate::Guard);
 

@@ -10,7 +10,8 @@ use super::guard::Guard;
 use crate::backend::Inspection;
 use crate::error::Error;
 
-/// A lock with at most one holder at a time among all processes that use the same store: [`crate::DistMutex`] without async.
+/// A lock with at most one holder at a time among all processes that use the same store: [`crate::DistMutex`] without
+/// async.
 ///
 /// ```
 /// use leasehold::blocking::Client;
@@ -109,8 +110,8 @@ impl ReentrantLock {
         /// Acquires the lock: at once if this owner already holds it, otherwise waiting for at most `timeout`.
         fn lock_timeout(timeout: Duration) -> Guard;
 
-        /// Returns who holds the lock and who waits for it, with one holder per lease. This is a snapshot and may already
-        /// be out of date.
+        /// Returns who holds the lock and who waits for it, with one holder per lease. This is a snapshot and may
+        /// already be out of date.
         fn inspect() -> Inspection;
 
         /// Takes the lock, with all its holds, away from its owner, and gives it to the next waiter. Returns `false` if
@@ -161,8 +162,8 @@ impl RwLock {
         /// Locks for reading if no writer holds the lock and nobody waits for it.
         fn try_read() -> Option<Guard>;
 
-        /// Locks for reading, waiting for at most `timeout`. However short the timeout, the call waits up to 100 ms for a
-        /// first answer from the store.
+        /// Locks for reading, waiting for at most `timeout`. However short the timeout, the call waits up to 100 ms for
+        /// a first answer from the store.
         fn read_timeout(timeout: Duration) -> Guard;
 
         /// Locks for writing, alone, waiting as long as necessary.
@@ -171,8 +172,8 @@ impl RwLock {
         /// Locks for writing if nobody holds the lock or waits for it.
         fn try_write() -> Option<WriteGuard>;
 
-        /// Locks for writing, waiting for at most `timeout`. However short the timeout, the call waits up to 100 ms for a
-        /// first answer from the store.
+        /// Locks for writing, waiting for at most `timeout`. However short the timeout, the call waits up to 100 ms for
+        /// a first answer from the store.
         fn write_timeout(timeout: Duration) -> WriteGuard;
 
         /// Returns who holds the lock and who waits for it. This is a snapshot and may already be out of date.

@@ -1,4 +1,5 @@
-//! The same client, locks, semaphores and guards for programs without tokio: every call blocks its thread until it is done.
+//! The same client, locks, semaphores and guards for programs without tokio: every call blocks its thread until it is
+//! done.
 //!
 //! A program that must not run twice at a time:
 //!
@@ -15,21 +16,22 @@
 //!
 //! # Threads
 //!
-//! What a client does is done on a thread of the crate, `leasehold-clients`, which is started by the first call and shared by
-//! all blocking clients; leases are renewed on another one, `leasehold`. Both end with the process. A client can be used
-//! from any number of threads at a time.
+//! What a client does is done on a thread of the crate, `leasehold-clients`, which is started by the first call and
+//! shared by all blocking clients; leases are renewed on another one, `leasehold`. Both end with the process. A client
+//! can be used from any number of threads at a time.
 //!
 //! # Inside a tokio runtime
 //!
-//! The calls work there, too, but block their thread like [`std::sync::Mutex`]: the other tasks of a runtime with
-//! one thread do not run meanwhile, and if one of them holds the lock that is waited for, both wait for ever (or until the time
-//! limit). Tasks should use the [async client](Client::as_async), or call from `spawn_blocking`. Only on the crate's own threads, where
-//! a store of yours or a provider of credentials runs, calls are refused, with [`Error::Unsupported`](crate::Error::Unsupported).
+//! The calls work there, too, but block their thread like [`std::sync::Mutex`]: the other tasks of a runtime with one
+//! thread do not run meanwhile, and if one of them holds the lock that is waited for, both wait for ever (or until the
+//! time limit). Tasks should use the [async client](Client::as_async), or call from `spawn_blocking`. Only on the
+//! crate's own threads, where a store of yours or a provider of credentials runs, calls are refused, with
+//! [`Error::Unsupported`](crate::Error::Unsupported).
 //!
 //! # The end of the process
 //!
-//! A guard that is dropped waits up to 100 ms for the store: see [`Guard`]. What is never dropped, because the
-//! process is killed or calls [`std::process::exit`], expires with its TTL. To release everything before such an end, call
+//! A guard that is dropped waits up to 100 ms for the store: see [`Guard`]. What is never dropped, because the process
+//! is killed or calls [`std::process::exit`], expires with its TTL. To release everything before such an end, call
 //! [`Client::shutdown`].
 //!
 //! # What differs from the async interface
@@ -41,8 +43,8 @@
 //! | `client.state_changes()` | [`client.as_async().state_changes()`](Client::as_async), or [`client.state()`](Client::state) from time to time |
 //! | `election`, `once`, `lock_all`, `list` | on a runtime of the program's own, with [`client.as_async()`](Client::as_async) |
 //!
-//! [Options](crate::MutexOptions), [errors](crate::Error), [tokens](crate::FencingToken) and the [fence](crate::Fence) are the
-//! same types.
+//! [Options](crate::MutexOptions), [errors](crate::Error), [tokens](crate::FencingToken) and the [fence](crate::Fence)
+//! are the same types.
 
 mod client;
 mod drive;

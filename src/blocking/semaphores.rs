@@ -29,7 +29,8 @@ macro_rules! semaphore {
                 Self(self.0.with_note(note))
             }
 
-            /// The limit that this handle uses: the one it was created with, or a later one that it has followed. No I/O.
+            /// The limit that this handle uses: the one it was created with, or a later one that it has followed. No
+            /// I/O.
             #[must_use]
             pub fn limit(&self) -> u32 {
                 self.0.limit()

@@ -15,8 +15,8 @@ const SHUTDOWN: Duration = Duration::from_secs(5);
 /// How much of that is for closing connections at least.
 const CLOSING: Duration = Duration::from_millis(500);
 
-/// A handle to the keeper of a client. The keeper's tasks end when the last handle to the client is gone; a clone of the `Arc` that it
-/// dereferences to is no handle.
+/// A handle to the keeper of a client. The keeper's tasks end when the last handle to the client is gone; a clone of
+/// the `Arc` that it dereferences to is no handle.
 #[derive(Debug)]
 pub(crate) struct Engine(Arc<Keeper>);
 
@@ -26,7 +26,8 @@ impl Engine {
         Self(Keeper::new(backend, label))
     }
 
-    /// Takes no new requests, waits until everything that is held is released or `limit` is over, and shuts the client down.
+    /// Takes no new requests, waits until everything that is held is released or `limit` is over, and shuts the client
+    /// down.
     pub(crate) async fn close_within(&self, limit: Duration) -> Result<(), Error> {
         self.origin.check("close", None)?;
         drop(self.drain());
@@ -37,7 +38,8 @@ impl Engine {
         self.shutdown().await
     }
 
-    /// Shuts the client down: waiting requests fail, live leases are lost, everything is released, connections are closed.
+    /// Shuts the client down: waiting requests fail, live leases are lost, everything is released, connections are
+    /// closed.
     pub(crate) async fn shutdown(&self) -> Result<(), Error> {
         self.origin.check("shutdown", None)?;
         let (end, given_up) = (Instant::now() + SHUTDOWN, self.given_up());
@@ -66,7 +68,8 @@ impl Deref for Engine {
 impl Drop for Engine {
     fn drop(&mut self) {
         if self.origin.is_elsewhere() {
-            // What a copy of this client would close, deregister or say goodbye to belongs to the process that has made it.
+            // What a copy of this client would close, deregister or say goodbye to belongs to the process that has made
+            // it.
             std::mem::forget(Arc::clone(&self.0));
             return;
         }

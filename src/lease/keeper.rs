@@ -78,7 +78,8 @@ pub(crate) struct Keeper {
     /// For how much longer the application may be kept waiting for releases where there is no runtime.
     pub(super) drops_wait: Mutex<Patience>,
     pub(super) observers: Arc<Observers>,
-    /// For calls that ask, before they give up, who holds what they want: if thousands give up at once, most do not ask.
+    /// For calls that ask, before they give up, who holds what they want: if thousands give up at once, most do not
+    /// ask.
     pub(super) asking_who: Semaphore,
 }
 
@@ -218,7 +219,8 @@ impl Keeper {
         self.schedule.file([Arc::clone(lease)]);
     }
 
-    /// From now on the keeper repeats the requests that waiters have sent themselves, because others wait for these leases too.
+    /// From now on the keeper repeats the requests that waiters have sent themselves, because others wait for these
+    /// leases too.
     pub(super) fn watch(&self, queue: &mut Waiters) {
         let in_place = queue.take_in_place();
         if !in_place.is_empty() {
@@ -235,7 +237,8 @@ impl Keeper {
         leases.iter().filter_map(|id| self.lease(*id)).collect()
     }
 
-    /// The future that requested this lease itself has been dropped. The keeper repeats the request if the lease still waits.
+    /// The future that requested this lease itself has been dropped. The keeper repeats the request if the lease still
+    /// waits.
     pub(super) fn adopt(&self, lease: &Arc<Lease>) {
         if lease.waits() {
             lease.leave_to_keeper(Instant::now());
@@ -243,7 +246,8 @@ impl Keeper {
         }
     }
 
-    /// When the store last answered a request or a renewal for a group. An error if it did not answer the last one for a lease.
+    /// When the store last answered a request or a renewal for a group. An error if it did not answer the last one for
+    /// a lease.
     pub(super) fn last_answer(&self, group: &Group) -> Result<Option<Instant>, BackendError> {
         let leases = self.queue(group, |queue| self.known(&queue.leases()));
         leases.iter().try_fold(None, |last, lease| Ok(last.max(lease.last_answer()?)))
@@ -255,8 +259,8 @@ impl Keeper {
         leases.iter().any(|lease| lease.holder_never_expires())
     }
 
-    /// Sends the request for a lease, for the first time or again. If the returned future is dropped, perhaps without having been
-    /// polled, the keeper's tasks do it when they are started again.
+    /// Sends the request for a lease, for the first time or again. If the returned future is dropped, perhaps without
+    /// having been polled, the keeper's tasks do it when they are started again.
     pub(super) fn ask(&self, lease: Arc<Lease>) -> impl Future<Output = ()> + use<'_> {
         let interrupted = guard(lease, |lease| {
             self.request_dropped(&lease);
@@ -300,8 +304,8 @@ impl Keeper {
         self.release_again(lease);
     }
 
-    /// A request was answered or dropped, or its grant reported, perhaps after its lease was given up. If it was executed after the
-    /// release, the store has a record of the lease again.
+    /// A request was answered or dropped, or its grant reported, perhaps after its lease was given up. If it was
+    /// executed after the release, the store has a record of the lease again.
     pub(super) fn release_again(&self, lease: &Lease) {
         // If the release is still in flight, `released` asks the same when the release is answered.
         let is_confirmed = self.lease(lease.id()).is_none();
@@ -310,8 +314,8 @@ impl Keeper {
         }
     }
 
-    /// The release of this lease is confirmed or given up. If its request may have been executed after that, another release follows,
-    /// which finds nothing if it was not.
+    /// The release of this lease is confirmed or given up. If its request may have been executed after that, another
+    /// release follows, which finds nothing if it was not.
     pub(super) fn release_what_came_to_light(&self, lease: &Lease) {
         let known = lease.take_known();
         if known.is_possible() {
@@ -377,8 +381,8 @@ impl Keeper {
             self.request(more);
             handed
         });
-        // The end of the lease must be noticed: others may want it if the notified waiter does not take it up. A lease that
-        // is still filed as waiting is looked at soon enough.
+        // The end of the lease must be noticed: others may want it if the notified waiter does not take it up. A lease
+        // that is still filed as waiting is looked at soon enough.
         if !handed || !lease.is_filed() {
             self.file(lease);
         }
@@ -413,7 +417,8 @@ impl Keeper {
         }
     }
 
-    /// Hands the lease to the waiter of the group that has waited longest. If nobody waits, it is returned to the store.
+    /// Hands the lease to the waiter of the group that has waited longest. If nobody waits, it is returned to the
+    /// store.
     pub(super) fn offer(&self, lease: &Arc<Lease>) {
         if let Some(group) = lease.group() {
             let first = self.queue(group, |queue| next(queue, lease, Instant::now()));
@@ -526,8 +531,8 @@ impl Keeper {
     }
 
     /// The last guard of a hold is gone: passes the lease on to the next waiter of this client, or ends it. Returns the
-    /// release if it ends here, and the reason if it had been lost before. If it ends and `keep_renewed`, it is renewed until the
-    /// release is over.
+    /// release if it ends here, and the reason if it had been lost before. If it ends and `keep_renewed`, it is renewed
+    /// until the release is over.
     pub(super) fn pass_on(
         &self,
         hold: &Hold,
@@ -624,8 +629,8 @@ fn own_thread() -> Option<Handle> {
     }
 }
 
-/// The current hold of a lease, for the waiter that has waited longest, if there is a waiter. `None` if the lease has no hold to hand
-/// out.
+/// The current hold of a lease, for the waiter that has waited longest, if there is a waiter. `None` if the lease has
+/// no hold to hand out.
 fn next<W>(queue: &mut Queue<W>, lease: &Arc<Lease>, now: Instant) -> Option<(Hold, Option<W>)> {
     let hold = lease.hand().filter(|hold| hold.loss(now).is_none())?;
     Some((hold, queue.next()))

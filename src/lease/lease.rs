@@ -59,8 +59,8 @@ struct State {
     waiter: Option<oneshot::Sender<Message>>,
     /// Where the lease is filed in the keeper's schedule.
     filed: Option<Entry>,
-    /// The loss of an observed hold, until the mutex is free and the observers can be told: its token, how long it was held, and why
-    /// it was lost.
+    /// The loss of an observed hold, until the mutex is free and the observers can be told: its token, how long it was
+    /// held, and why it was lost.
     untold: Option<(FencingToken, Duration, LossReason)>,
 }
 
@@ -407,9 +407,9 @@ impl Lease {
         Some(Request { claim: self.claim(), ..self.request.clone() })
     }
 
-    /// Makes a request or a renewal due again that was in flight before the tasks were started again. A first request that is in flight
-    /// is repeated when it is answered, because events may have been lost. `false` if the keeper has nothing to do for
-    /// this lease.
+    /// Makes a request or a renewal due again that was in flight before the tasks were started again. A first request
+    /// that is in flight is repeated when it is answered, because events may have been lost. `false` if the keeper has
+    /// nothing to do for this lease.
     pub(super) fn take_over(&self, now: Instant) -> bool {
         match &mut self.state.lock().phase {
             Phase::Queued(queued) => queued.flight.take_over(now),
@@ -889,8 +889,8 @@ impl Hold {
         self.lease.resource()
     }
 
-    /// Observers have been told that it began, `now` or when the store granted it. Returns why it has been lost since then, if it
-    /// has, which they must be told as well.
+    /// Observers have been told that it began, `now` or when the store granted it. Returns why it has been lost since
+    /// then, if it has, which they must be told as well.
     pub(super) fn observe(&self, observers: &Arc<Observers>, now: Option<Instant>) -> Option<LossReason> {
         self.lease.observers.get_or_init(|| Arc::clone(observers));
         let mut state = self.lease.state.lock();

@@ -17,8 +17,8 @@ use crate::error::{Error, LossReason};
 use crate::observer::{Event, Observer, Observers, ReleaseOutcome, RequestOutcome};
 use crate::runtime::spawn_on;
 
-/// A request that is observed. It is regarded as waiting from when it is first suspended, so one that is answered at once
-/// takes no reading of the clock.
+/// A request that is observed. It is regarded as waiting from when it is first suspended, so one that is answered at
+/// once takes no reading of the clock.
 pub(crate) struct Observed<'a, F> {
     observers: &'a Arc<Observers>,
     resource: &'a Resource,
@@ -162,7 +162,8 @@ impl Keeper {
         }
     }
 
-    /// Tells the observers the changes of the store's state until the client is closed. The future does not keep the client alive.
+    /// Tells the observers the changes of the store's state until the client is closed. The future does not keep the
+    /// client alive.
     pub(super) fn watch_store(&self) -> impl Future<Output = ()> + Send + use<> {
         let (observers, closed) = (Arc::clone(&self.observers), self.closing.token());
         let was_closed = closed.is_cancelled();

@@ -166,8 +166,8 @@ impl Flight {
         }
     }
 
-    /// It was in flight when the keeper's tasks were started again, if at all, and events may have been lost. `false` if
-    /// the keeper has nothing to do for it before it is answered.
+    /// It was in flight when the keeper's tasks were started again, if at all, and events may have been lost. `false`
+    /// if the keeper has nothing to do for it before it is answered.
     pub(super) const fn take_over(&mut self, now: Instant) -> bool {
         match self {
             Self::First(at) => {

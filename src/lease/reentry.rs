@@ -1,8 +1,9 @@
 //! Re-entering: the leases under which owners hold reentrant locks in this client.
 //!
-//! An owner that holds a lock re-enters by sharing its lease, without a request to the store. Only if it has no lease in this
-//! client does it send a request, which the store grants at once, as a separate lease, if the owner holds the lock elsewhere.
-//! Two requests of one owner that are in flight at once may get a lease each; later guards may share either of them.
+//! An owner that holds a lock re-enters by sharing its lease, without a request to the store. Only if it has no lease
+//! in this client does it send a request, which the store grants at once, as a separate lease, if the owner holds the
+//! lock elsewhere. Two requests of one owner that are in flight at once may get a lease each; later guards may share
+//! either of them.
 
 use std::sync::Arc;
 

@@ -1,8 +1,8 @@
 //! From the last guard to a confirmed release.
 //!
-//! `release` sends from the caller's task and awaits the answer; a guard that is dropped only queues its release, and so does a
-//! `release` that is dropped or not answered. Queued releases are sent by a task of the keeper, and repeated until the store has
-//! confirmed them. Where there is no runtime, or it ends, the crate's own thread sends them once.
+//! `release` sends from the caller's task and awaits the answer; a guard that is dropped only queues its release, and
+//! so does a `release` that is dropped or not answered. Queued releases are sent by a task of the keeper, and repeated
+//! until the store has confirmed them. Where there is no runtime, or it ends, the crate's own thread sends them once.
 
 use std::convert::Infallible;
 use std::mem;
@@ -35,8 +35,8 @@ use crate::runtime::spawn_on;
 
 /// The pause before a release that was not confirmed is sent again.
 const RETRY: Duration = Duration::from_millis(50);
-/// How long an unanswered release is repeated before others are sent, which may be for a server that answers. In the keeper's tasks
-/// the attempt that is under way then is the last one.
+/// How long an unanswered release is repeated before others are sent, which may be for a server that answers. In the
+/// keeper's tasks the attempt that is under way then is the last one.
 const ATTEMPT: Duration = Duration::from_secs(5);
 /// A lease that ends sooner than that is renewed while a caller waits for its release: longer than threads are blocked.
 const ENDS_SOON: Duration = Duration::from_secs(5);
@@ -48,8 +48,8 @@ const SHORTEST_WAIT: Duration = Duration::from_millis(1);
 const REFUSED: Duration = Duration::from_millis(200);
 
 impl Keeper {
-    /// Has a release sent in the background. Outside a runtime it waits for that, because the process may end next: for up to 100 ms,
-    /// not for a store that was too slow before, and not for ever if there are many guards.
+    /// Has a release sent in the background. Outside a runtime it waits for that, because the process may end next: for
+    /// up to 100 ms, not for a store that was too slow before, and not for ever if there are many guards.
     pub(super) fn queue_release(&self, pending: PendingRelease) {
         if self.origin.is_elsewhere() {
             return;
@@ -62,7 +62,8 @@ impl Keeper {
         }
     }
 
-    /// Releases were queued on a runtime that is not the home. If that runtime ends before they are done, the process may end next.
+    /// Releases were queued on a runtime that is not the home. If that runtime ends before they are done, the process
+    /// may end next.
     fn finish_before_the_end_of(&self, runtime: &Handle) {
         let (Some(keeper), id) = (self.this.upgrade(), runtime.id()) else { return };
         {
@@ -187,9 +188,9 @@ impl Keeper {
         renewed
     }
 
-    /// Removes a guard and its permits from a hold. If it was the last one, passes the lease on, or ends it. Returns what
-    /// must be returned to the store: the lease, or a part of its permits. If `keep_renewed`, the lease is renewed until its release is
-    /// over: the caller's thread may be blocked before it is sent.
+    /// Removes a guard and its permits from a hold. If it was the last one, passes the lease on, or ends it. Returns
+    /// what must be returned to the store: the lease, or a part of its permits. If `keep_renewed`, the lease is renewed
+    /// until its release is over: the caller's thread may be blocked before it is sent.
     fn leave(
         &self,
         hold: &Hold,
@@ -208,8 +209,8 @@ impl Keeper {
         }
     }
 
-    /// Sends a release from the caller's task, again for a while if it is not confirmed, like a request that does not wait. If it is
-    /// not confirmed by then, it goes to the release queue.
+    /// Sends a release from the caller's task, again for a while if it is not confirmed, like a request that does not
+    /// wait. If it is not confirmed by then, it goes to the release queue.
     async fn release_in_place(&self, pending: PendingRelease) -> Result<Released, BackendError> {
         let mut pending = guard(pending, |unconfirmed| self.queue_release(unconfirmed));
         let give_up = Instant::now() + PERSIST;
@@ -324,10 +325,11 @@ impl Keeper {
         self.releases.finish(pending);
     }
 
-    /// Repeats a release until the store confirms it, even after the TTL has passed: the request for the lease may still be in
-    /// flight, and be granted later. Whatever the store says meanwhile may be over before the lease is: only an answer that nothing of
-    /// this lease can be there ends it, or a refusal if all requests for the lease were declined as well. `None` if it is given up, or if
-    /// nothing can be there. Fails if it was not confirmed for `ATTEMPT` and others wait to be sent.
+    /// Repeats a release until the store confirms it, even after the TTL has passed: the request for the lease may
+    /// still be in flight, and be granted later. Whatever the store says meanwhile may be over before the lease is:
+    /// only an answer that nothing of this lease can be there ends it, or a refusal if all requests for the lease were
+    /// declined as well. `None` if it is given up, or if nothing can be there. Fails if it was not confirmed for
+    /// `ATTEMPT` and others wait to be sent.
     async fn send_until_confirmed(
         &self,
         pending: &mut PendingRelease,
@@ -343,7 +345,8 @@ impl Keeper {
             let answer = self.send_release(&pending.lease, pending.keep).await;
             let answer = answer.map(|found| if repeated { found.by_repetition() } else { found });
             *self.last_failure.lock() = answer.as_ref().err().cloned();
-            // `release` waits like a request that does not wait, from the first attempt, which was `lasts` before the end.
+            // `release` waits like a request that does not wait, from the first attempt, which was `lasts` before the
+            // end.
             let has_persisted = Instant::now() >= give_up - lasts + PERSIST;
             let is_final = |error: &BackendError| has_persisted || !error.is_transient();
             if answer.as_ref().err().is_none_or(is_final)
@@ -353,7 +356,8 @@ impl Keeper {
                 let _ = confirm.send(answer.as_ref().copied().map_err(BackendError::clone));
             }
             match answer {
-                // A request may still be on its way over a connection of the former home, if the store could not close that.
+                // A request may still be on its way over a connection of the former home, if the store could not close
+                // that.
                 Ok(_) if pending.known == Known::Unsettled && self.home.has_just_moved(ON_ITS_WAY) => {
                     sleep(pause).await;
                     pause *= 2;
@@ -418,8 +422,8 @@ impl Keeper {
         }
     }
 
-    /// A runtime of the application ends. Keeps the application waiting for releases that are in flight, if others did not
-    /// keep it waiting in vain.
+    /// A runtime of the application ends. Keeps the application waiting for releases that are in flight, if others did
+    /// not keep it waiting in vain.
     pub(super) fn wait_for_last_releases(&self) {
         let limit = LAST_RELEASES.min(self.drops_wait.lock().left());
         let (Some(keeper), Some(background)) = (self.this.upgrade(), &self.background) else { return };
@@ -443,14 +447,14 @@ impl Keeper {
             work.await;
             drop(done);
         });
-        // Nothing is ever sent on this channel: the wait ends when the sender is dropped, or at the time limit, which is not on tokio's
-        // clock, because a test may pause that.
+        // Nothing is ever sent on this channel: the wait ends when the sender is dropped, or at the time limit, which
+        // is not on tokio's clock, because a test may pause that.
         let is_late = !background::is_current() && wait.recv_timeout(limit) == Err(RecvTimeoutError::Timeout);
         self.drops_wait.lock().spend(begin.elapsed(), is_late);
     }
 
-    /// Sends a release once, from the crate's own thread. Unless it ends a hold, it is pending again: a request for the lease may still be
-    /// on its way, over a connection of the home, where the release follows it.
+    /// Sends a release once, from the crate's own thread. Unless it ends a hold, it is pending again: a request for the
+    /// lease may still be on its way, over a connection of the home, where the release follows it.
     async fn send_once(&self, pending: PendingRelease) {
         let mut pending = self.releases.until_finished(pending);
         self.ask_again(mem::take(&mut pending.next));
@@ -467,8 +471,9 @@ const fn may_succeed(error: &BackendError) -> bool {
     !matches!(error, BackendError::Closed | BackendError::Unsupported { .. })
 }
 
-/// Whether the result of a release means that the lease had been lost before. If the result is unknown, because an earlier attempt may
-/// have been executed, the lease counts as held as long as its deadline has not passed, or if a renewal found it gone before that.
+/// Whether the result of a release means that the lease had been lost before. If the result is unknown, because an
+/// earlier attempt may have been executed, the lease counts as held as long as its deadline has not passed, or if a
+/// renewal found it gone before that.
 fn lost_before(released: Released, ends: Instant, is_gone_in_time: bool) -> Option<LossReason> {
     let in_time = || is_gone_in_time || Instant::now() < ends;
     match released {

@@ -1,7 +1,7 @@
 //! Releases for a task of the keeper to send.
 //!
-//! They wait in a plain queue, so that `Drop` can add one without a runtime, and so that they outlive a runtime that ends: the
-//! task that sends them can be started again elsewhere.
+//! They wait in a plain queue, so that `Drop` can add one without a runtime, and so that they outlive a runtime that
+//! ends: the task that sends them can be started again elsewhere.
 
 use std::collections::VecDeque;
 use std::collections::hash_map::Entry;
@@ -67,8 +67,8 @@ struct Queue {
     next_number: Number,
     /// How many were taken out.
     sent: u64,
-    /// Something was queued. Replaced whenever the task that sends releases is started: an earlier one may still wait, on a runtime
-    /// that is not driven, and must not be notified in place of the current one.
+    /// Something was queued. Replaced whenever the task that sends releases is started: an earlier one may still wait,
+    /// on a runtime that is not driven, and must not be notified in place of the current one.
     queued: Arc<Notify>,
 }
 
@@ -95,8 +95,8 @@ pub(super) struct PendingRelease {
     pub(super) ttl: Duration,
     /// When it is given up if it is not answered; set when it is first sent from the queue.
     pub(super) give_up: Option<Instant>,
-    /// The leases that are requested right before it, so that the next waiter of this client has a place in the store's queue when
-    /// the store executes the release.
+    /// The leases that are requested right before it, so that the next waiter of this client has a place in the store's
+    /// queue when the store executes the release.
     pub(super) next: Vec<Arc<Lease>>,
     /// The channel for the first answer, if a caller waits for it.
     pub(super) confirm: Option<oneshot::Sender<Result<Released, BackendError>>>,
@@ -154,7 +154,8 @@ impl ReleaseQueue {
         queued
     }
 
-    /// Takes out the oldest release. If the result is dropped before it is [finished](Self::finish), the release is pending again.
+    /// Takes out the oldest release. If the result is dropped before it is [finished](Self::finish), the release is
+    /// pending again.
     pub(super) fn pop(&self) -> Option<ScopeGuard<PendingRelease, impl FnOnce(PendingRelease) + Send>> {
         let pending = {
             let mut queue = self.queue.lock();
@@ -170,7 +171,8 @@ impl ReleaseQueue {
         mem::take(&mut self.queue.lock().pending)
     }
 
-    /// A release that is in flight. If the result is dropped before it is [finished](Self::finish), the release is pending again.
+    /// A release that is in flight. If the result is dropped before it is [finished](Self::finish), the release is
+    /// pending again.
     pub(super) fn until_finished(
         &self,
         pending: PendingRelease,

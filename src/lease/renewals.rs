@@ -31,7 +31,8 @@ pub(super) fn next_together(waiting: &mut VecDeque<Arc<Lease>>, in_flight: usize
 }
 
 impl Keeper {
-    /// Renews leases, and files them by the answers, each as soon as it is answered. Until then it counts as `in_flight`.
+    /// Renews leases, and files them by the answers, each as soon as it is answered. Until then it counts as
+    /// `in_flight`.
     pub(super) fn renew<'a>(
         &'a self,
         leases: Vec<Arc<Lease>>,
@@ -58,7 +59,8 @@ impl Keeper {
                     self.renewed(&mut leases, answers, sent, in_flight);
                 }
             };
-            // If the store never answers, the renewals are given up when all these leases have ended: then an error changes nothing.
+            // If the store never answers, the renewals are given up when all these leases have ended: then an error
+            // changes nothing.
             let _ = timeout_at(ends.unwrap_or(sent), answered).await;
         }
     }

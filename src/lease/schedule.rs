@@ -2,8 +2,8 @@
 //!
 //! Leases are filed by the instant at which something is due for them, those that wait and those that are held apart;
 //! the task that tends one of these lists sleeps until its earliest instant. Most leases are held so briefly that
-//! nothing is ever due for them, so a lease that has just been taken up is kept in a list of recent ones, and filed if it is still held
-//! a little later.
+//! nothing is ever due for them, so a lease that has just been taken up is kept in a list of recent ones, and filed if
+//! it is still held a little later.
 
 use std::collections::BTreeMap;
 use std::mem;
@@ -17,8 +17,8 @@ use tokio::time::Instant;
 
 use super::lease::{Entry, Lease, List};
 
-/// How many leases are renewed together: enough to make the fixed cost of a request negligible, few enough not to hold up the store
-/// noticeably.
+/// How many leases are renewed together: enough to make the fixed cost of a request negligible, few enough not to hold
+/// up the store noticeably.
 pub(super) const TOGETHER: usize = 32;
 /// How long the keeper sleeps while nothing is filed.
 const IDLE: Duration = Duration::from_secs(3600);
@@ -44,8 +44,8 @@ struct Due {
     file_recent_at: Option<Instant>,
     /// When the task of this list will wake next.
     alarm: Option<Instant>,
-    /// Notified when something is due before that. Replaced whenever the task is started: an earlier one may still wait, on a runtime
-    /// that is not driven, and must not be notified in place of the current one.
+    /// Notified when something is due before that. Replaced whenever the task is started: an earlier one may still
+    /// wait, on a runtime that is not driven, and must not be notified in place of the current one.
     rescheduled: Arc<Notify>,
 }
 
@@ -90,7 +90,8 @@ impl Schedule {
         }
     }
 
-    /// For the task of a list: notified when something is due before the alarm that was set, or there may be room for more renewals.
+    /// For the task of a list: notified when something is due before the alarm that was set, or there may be room for
+    /// more renewals.
     pub(super) fn rescheduled(&self, list: List) -> Arc<Notify> {
         Arc::clone(&self.due.lock()[list as usize].rescheduled)
     }
@@ -139,14 +140,16 @@ impl Schedule {
         let mut lists = self.due.lock();
         let due = &mut lists[list as usize];
         let first = due.leases.first_key_value().map(|((at, _), _)| *at);
-        // An alarm stays set until it fires, even if its lease has been released: setting another one would wake the task as well.
+        // An alarm stays set until it fires, even if its lease has been released: setting another one would wake the
+        // task as well.
         let alarm = first.into_iter().chain(due.file_recent_at).chain(due.alarm).min();
         *due.alarm.insert(alarm.unwrap_or_else(|| Instant::now() + IDLE))
     }
 }
 
 impl Due {
-    /// Whether the task of the list must be woken, because something is due before its alarm. Most leases are due after it.
+    /// Whether the task of the list must be woken, because something is due before its alarm. Most leases are due after
+    /// it.
     fn is_before_alarm(&mut self, at: Instant) -> bool {
         let is_before = self.alarm.is_some_and(|alarm| at < alarm);
         if is_before {

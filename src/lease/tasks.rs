@@ -1,5 +1,5 @@
-//! The tasks of a keeper, which run where its client lives: one repeats the requests of waiting leases and handles the store's events, one renews held leases and
-//! watches their deadlines, one sends releases.
+//! The tasks of a keeper, which run where its client lives: one repeats the requests of waiting leases and handles the
+//! store's events, one renews held leases and watches their deadlines, one sends releases.
 
 use std::collections::VecDeque;
 use std::future::pending;
@@ -109,8 +109,9 @@ impl Keeper {
         }
     }
 
-    /// Looks after the home from the crate's own thread: nobody waits for a guard that was dropped, so nobody else would notice that its
-    /// release is not sent, or what a client that is gone has left on a runtime that is not driven.
+    /// Looks after the home from the crate's own thread: nobody waits for a guard that was dropped, so nobody else
+    /// would notice that its release is not sent, or what a client that is gone has left on a runtime that is not
+    /// driven.
     pub(super) async fn watch_home(this: Weak<Self>, abandoned: CancellationToken) {
         let (mut queued_before, mut sent_before) = (0, 0);
         loop {
@@ -149,8 +150,9 @@ impl Keeper {
         }
     }
 
-    /// Runs the keeper's duties until the client is abandoned and no release is pending. Held leases are kept here if they are not
-    /// kept on the crate's own thread. `false` if one of the tasks has ended before, because the runtime ends, or in a panic.
+    /// Runs the keeper's duties until the client is abandoned and no release is pending. Held leases are kept here if
+    /// they are not kept on the crate's own thread. `false` if one of the tasks has ended before, because the runtime
+    /// ends, or in a panic.
     async fn run(self: Arc<Self>, events: BoxStream<'static, Event>) -> bool {
         let here = Handle::current();
         // Separate tasks, so that a message does not wake those that send releases, and vice versa.
@@ -185,7 +187,8 @@ impl Keeper {
         self.schedule.file(leases);
     }
 
-    /// Keeps held leases: renews them and notices their end. Runs until the client is abandoned; nothing is held after that.
+    /// Keeps held leases: renews them and notices their end. Runs until the client is abandoned; nothing is held after
+    /// that.
     pub(super) async fn keep_held(self: Arc<Self>) {
         tokio::select! {
             () = Arc::clone(&self).renew_held() => {}

@@ -1,6 +1,8 @@
-//! Hand-over to another process: a lease leaves the client without being released, or enters one without being requested.
+//! Hand-over to another process: a lease leaves the client without being released, or enters one without being
+//! requested.
 //!
-//! A lease that has left is remembered for a while: a late event must not make the client release it as one that nobody knows.
+//! A lease that has left is remembered for a while: a late event must not make the client release it as one that nobody
+//! knows.
 
 use std::sync::Arc;
 
@@ -41,7 +43,8 @@ impl HandedOver {
 }
 
 impl Keeper {
-    /// Ends a hold in this client without a release, nor is it passed on here. Fails if it is lost, or other guards share its lease.
+    /// Ends a hold in this client without a release, nor is it passed on here. Fails if it is lost, or other guards
+    /// share its lease.
     pub(crate) fn hand_over(&self, hold: &Hold, permits: u32) -> Result<HandedOver, Error> {
         self.origin.check("hand over", Some(hold.name()))?;
         self.check_resumable()?;

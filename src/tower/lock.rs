@@ -20,8 +20,8 @@ const TAKEN: u16 = 409;
 /// Holds a lock while a request is served, so that requests with the same key are served one after another in all
 /// processes: see [the module](crate::tower).
 ///
-/// The key is the name of a [mutex](crate::DistMutex) with the client's
-/// [default options](crate::ClientBuilder::mutex_options). The function that takes it from the request returns a `String`, or an
+/// The key is the name of a [mutex](crate::DistMutex) with the client's [default
+/// options](crate::ClientBuilder::mutex_options). The function that takes it from the request returns a `String`, or an
 /// `Option<String>`: without a key, a request needs no lock.
 ///
 /// ```

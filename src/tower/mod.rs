@@ -20,17 +20,17 @@
 //! # When what is held
 //!
 //! A layer acquires in the future that `call` returns, and holds until the response is there: until the future of the
-//! inner service is done. A body that is streamed after that is not covered. If it has to be, acquire in the handler, and
-//! move the guard into the body.
+//! inner service is done. A body that is streamed after that is not covered. If it has to be, acquire in the handler,
+//! and move the guard into the body.
 //!
 //! If the lease is lost before, the future of the inner service is dropped, and the request fails with status 503:
 //! see [`Guard::protect`](crate::Guard::protect).
 //!
 //! `poll_ready` is that of the inner service. Other than tower's `ConcurrencyLimit`, no permit is acquired there: a
-//! service that is ready need not be called soon or at all, and while a permit of one process lies idle, the other processes
-//! would wait for it; and a lock is not known before the request is. So requests wait in their futures, and how many
-//! there are is not limited here. Set a `wait_limit`, and if requests can arrive faster than they give up, put `LoadShed` and
-//! `ConcurrencyLimit` of tower before the layer.
+//! service that is ready need not be called soon or at all, and while a permit of one process lies idle, the other
+//! processes would wait for it; and a lock is not known before the request is. So requests wait in their futures, and
+//! how many there are is not limited here. Set a `wait_limit`, and if requests can arrive faster than they give up, put
+//! `LoadShed` and `ConcurrencyLimit` of tower before the layer.
 //!
 //! # Errors
 //!

@@ -17,8 +17,8 @@ use crate::semaphore::CountingSemaphore;
 /// Too Many Requests.
 const TAKEN: u16 = 429;
 
-/// Holds a permit of a semaphore while a request is served, so that all processes together serve no more than its limit at
-/// a time: see [the module](crate::tower).
+/// Holds a permit of a semaphore while a request is served, so that all processes together serve no more than its limit
+/// at a time: see [the module](crate::tower).
 ///
 /// ```
 /// # use std::time::Duration;

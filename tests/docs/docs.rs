@@ -1,5 +1,6 @@
-//! The README and the pages in `docs/`: every link within the repository leads to a file and a heading that exist, every page of the guide
-//! is in its table of contents, the README is short, and the SQL for fencing does what it is said to do.
+//! The README and the pages in `docs/`: every link within the repository leads to a file and a heading that exist,
+//! every page of the guide is in its table of contents, the README is short, and the SQL for fencing does what it is
+//! said to do.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;

@@ -1,5 +1,5 @@
-//! A process that forks after connecting: the child's copies of clients and guards are refused with an error that says why, a new client
-//! works in the child, and nothing that the child does with the copies disturbs the parent.
+//! A process that forks after connecting: the child's copies of clients and guards are refused with an error that says
+//! why, a new client works in the child, and nothing that the child does with the copies disturbs the parent.
 
 #[cfg(feature = "etcd")]
 #[path = "../support/etcd.rs"]
@@ -54,7 +54,8 @@ struct State {
     client: Client,
     mutex: DistMutex,
     guard: Guard,
-    /// For each way in which the child can be rid of it, one of each primitive: those that are released, and those that are dropped.
+    /// For each way in which the child can be rid of it, one of each primitive: those that are released, and those that
+    /// are dropped.
     more: [Vec<Guard>; 2],
     waiting: Waiting,
 }
@@ -101,7 +102,8 @@ async fn of_each_kind(client: &Client, name: &str) -> Vec<Guard> {
 
 #[expect(unsafe_code, reason = "there is no safe way to fork")]
 fn fork() -> Option<libc::pid_t> {
-    // SAFETY: the child only uses memory that no other thread of the parent has locked: its own, and what these tests are about.
+    // SAFETY: the child only uses memory that no other thread of the parent has locked: its own, and what these tests
+    // are about.
     let pid = unsafe { libc::fork() };
     assert!(pid >= 0, "forked");
     (pid > 0).then_some(pid)

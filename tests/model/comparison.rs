@@ -174,7 +174,8 @@ impl<S: Store> Comparison<S> {
             (Some(Granted(_)), Some(Granted(_))) => true,
             // A release need not say why nothing was there: a client asks by a renewal.
             (Some(Answered(Released::Revoked)), Some(Answered(Released::Absent | Released::Taken))) => true,
-            // Redis remembers a lease that was released by force until it would have ended, also if it has been granted again since.
+            // Redis remembers a lease that was released by force until it would have ended, also if it has been granted
+            // again since.
             (Some(Lost(_)), Some(Lost(Revoked))) => true,
             _ => ours == theirs,
         }

@@ -1,7 +1,8 @@
-//! Whatever happens to a store, by operations, time, drops and crashes in any order, it answers as `MemoryBackend` does.
+//! Whatever happens to a store, by operations, time, drops and crashes in any order, it answers as `MemoryBackend`
+//! does.
 //!
-//! Sequences of steps are made up at random and taken by both sides; a sequence on which they differ is shrunk and shown.
-//! `PROPTEST_CASES` sets how many there are per test, 64 by default.
+//! Sequences of steps are made up at random and taken by both sides; a sequence on which they differ is shrunk and
+//! shown. `PROPTEST_CASES` sets how many there are per test, 64 by default.
 //!
 //! | file | holds |
 //! |---|---|
@@ -196,7 +197,8 @@ macro_rules! agrees_with_the_model {
     };
 }
 
-/// Only days can pass on it, and then all is over: its clock cannot be set, which counts leases since the server was started.
+/// Only days can pass on it, and then all is over: its clock cannot be set, which counts leases since the server was
+/// started.
 #[cfg(feature = "etcd")]
 fn agree_without_time<M: Mix>(store: impl Store) {
     agree_on_one_of::<plan::Timeless<M>>(4, store);

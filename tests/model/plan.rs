@@ -22,8 +22,8 @@ pub(crate) const CLIENTS: usize = 3;
 /// How long a sequence is.
 pub(crate) const LENGTH: Range<usize> = 10..40;
 
-/// The unit in which time passes, for both stores alike. Whatever ends does so at least a quarter of it before or after a
-/// tick, which is an eternity against the time that the steps themselves take; and whoever waits asks again at every
+/// The unit in which time passes, for both stores alike. Whatever ends does so at least a quarter of it before or after
+/// a tick, which is an eternity against the time that the steps themselves take; and whoever waits asks again at every
 /// tick or every second one, before the shortest lease is over.
 pub(crate) const TICK: Duration = Duration::from_secs(400);
 const SHORT: Duration = Duration::from_secs(1_100);

@@ -38,8 +38,8 @@ pub(crate) trait Store {
         true
     }
 
-    /// The keys whose names contain `of`, other than fences. Most stores have only records, which stay for a day and say what inspection
-    /// shows as well.
+    /// The keys whose names contain `of`, other than fences. Most stores have only records, which stay for a day and
+    /// say what inspection shows as well.
     fn leftovers(&mut self, _of: &str) -> Vec<String> {
         Vec::new()
     }

@@ -28,8 +28,8 @@ pub(crate) fn url_of(port: u16) -> String {
     format!("redis://{}127.0.0.1:{port}", login())
 }
 
-/// The commands of the docs that set up the user, in words: that with all that one server requires, then those with rights that not
-/// everybody needs.
+/// The commands of the docs that set up the user, in words: that with all that one server requires, then those with
+/// rights that not everybody needs.
 pub(crate) fn commands() -> Vec<Vec<String>> {
     let docs = DOCS.replace("PASSWORD", PASSWORD).replace("\\|", "|");
     let lines = docs.split(['\n', '`']).filter(|line| line.starts_with("ACL SETUSER leasehold "));

@@ -232,8 +232,8 @@ impl Verdict {
         }
     }
 
-    /// Checks how long requests were open while what they asked for was free, in each calm after a fault: a holder may hold
-    /// for as long as it likes.
+    /// Checks how long requests were open while what they asked for was free, in each calm after a fault: a holder may
+    /// hold for as long as it likes.
     fn check_waits(&mut self, primitive: Primitive, asked: &[&Record], held: &[&Record], stalls: &[Stall]) {
         let taken = taken(held, primitive.limit());
         let ends = stalls.iter().skip(1).map(|stall| stall.began).chain([u64::MAX]);

@@ -54,8 +54,8 @@ impl ChildProcess {
         self.child.try_wait().expect("a child can be asked").is_none()
     }
 
-    /// SIGSTOP: nothing of the program runs until [`resume`](Self::resume). Waits until it has stopped: the signal reaches one of its
-    /// threads, which stops the others, and on a busy machine that takes a while.
+    /// SIGSTOP: nothing of the program runs until [`resume`](Self::resume). Waits until it has stopped: the signal
+    /// reaches one of its threads, which stops the others, and on a busy machine that takes a while.
     pub(crate) fn pause(&self) {
         self.signal("STOP");
         let (threads, begin) = (format!("/proc/{}/task", self.pid()), Instant::now());

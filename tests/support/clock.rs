@@ -74,7 +74,8 @@ impl Clock {
         self.change(|offset| offset - micros(by));
     }
 
-    /// Waits until a server that lives by this clock goes by it: Valkey looks at its clock once in a millisecond or two.
+    /// Waits until a server that lives by this clock goes by it: Valkey looks at its clock once in a millisecond or
+    /// two.
     pub(crate) fn is_followed_by(&self, server: &mut Raw) {
         let tolerance = micros(Duration::from_secs(5));
         let end = Instant::now() + Duration::from_secs(5);

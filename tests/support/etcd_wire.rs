@@ -1,4 +1,5 @@
-//! HTTP/2, as far as a [`Wire`](wire::Wire) to an etcd server needs it. Every message counts as a request: calls, and those on streams.
+//! HTTP/2, as far as a [`Wire`](wire::Wire) to an etcd server needs it. Every message counts as a request: calls, and
+//! those on streams.
 
 use tokio::io::AsyncReadExt;
 use tokio::net::tcp::OwnedReadHalf;

@@ -12,8 +12,8 @@ use super::{eventually, one_place_each, within};
 
 pub(crate) const NAME: &str = "machine:42";
 pub(crate) const SECOND: Duration = Duration::from_secs(1);
-/// A deadline for what should happen at once. Shorter than a third of the default lease, so that nothing can meet it just because a
-/// request is repeated.
+/// A deadline for what should happen at once. Shorter than a third of the default lease, so that nothing can meet it
+/// just because a request is repeated.
 pub(crate) const SOON: Duration = Duration::from_secs(5);
 /// What connecting may take at most, with its time limit.
 pub(crate) const CONNECTING: Duration = Duration::from_secs(4);
@@ -70,7 +70,8 @@ pub(crate) async fn lock_in_turns(mine: &DistMutex, theirs: &DistMutex) {
     assert!(tokens.is_sorted_by(|one, next| one < next), "{tokens:?}");
 }
 
-/// Two clients share three permits, then four, while any request of `mine` may get lost: several at once, parts, a new limit, renewals.
+/// Two clients share three permits, then four, while any request of `mine` may get lost: several at once, parts, a new
+/// limit, renewals.
 pub(crate) async fn share_in_turns(mine: &FairSemaphore, theirs: &FairSemaphore) {
     let mut guard = until_available(|| mine.acquire_many(3)).await;
     let first = guard.token();

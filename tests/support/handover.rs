@@ -1,8 +1,8 @@
 //! Whether the tasks of a client pass a mutex or a permit on to each other, without a word to the store.
 //!
-//! What the tests promise holds with it and without it. By default it is on for mutexes, and off for counting semaphores;
-//! `LEASEHOLD_TEST_LOCAL_HANDOVER=off` or `=on` says so for both. `scripts/test.sh` runs the tests of both both ways. Workers
-//! inherit it.
+//! What the tests promise holds with it and without it. By default it is on for mutexes, and off for counting
+//! semaphores; `LEASEHOLD_TEST_LOCAL_HANDOVER=off` or `=on` says so for both. `scripts/test.sh` runs the tests of both
+//! both ways. Workers inherit it.
 
 use std::env;
 use std::pin::pin;
@@ -39,14 +39,14 @@ pub(crate) fn options() -> MutexOptions {
     MutexOptions::new().local_handover(local_handover())
 }
 
-/// The same for tests of the store's own queue, whatever the run tests otherwise: every waiter has a place of its own there,
-/// and every hand-over is the store's.
+/// The same for tests of the store's own queue, whatever the run tests otherwise: every waiter has a place of its own
+/// there, and every hand-over is the store's.
 pub(crate) fn one_place_each() -> MutexOptions {
     MutexOptions::new().local_handover(false)
 }
 
-/// Runs `future` in a task of its own, and returns when it has been polled once: a `lock` that has to wait for others of
-/// its client is behind them by then.
+/// Runs `future` in a task of its own, and returns when it has been polled once: a `lock` that has to wait for others
+/// of its client is behind them by then.
 pub(crate) async fn begun<F>(future: F) -> JoinHandle<F::Output>
 where
     F: Future<Output: Send> + Send + 'static,

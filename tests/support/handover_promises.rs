@@ -233,7 +233,8 @@ pub(crate) async fn clients_take_turns_in_order(clients: &[Client]) {
     let served = served.next(EACH * mutexes.len()).await;
     let runs = runs(&served);
     assert!(runs.iter().all(|(_, length)| *length <= TURN), "{runs:?}");
-    // As long as all have somebody who waits. If letting them wait has taken longer than a turn, that of the first client may be over.
+    // As long as all have somebody who waits. If letting them wait has taken longer than a turn, that of the first
+    // client may be over.
     let order: Vec<_> = runs.iter().map(|(who, _)| *who).take(6).collect();
     assert!(order == [0, 1, 2, 0, 1, 2] || is_over && order == [1, 2, 0, 1, 2, 0], "{runs:?}");
     nothing_left(clients).await;
@@ -361,7 +362,8 @@ pub(crate) async fn waiters_that_give_up_are_skipped(clients: &[Client]) {
     nothing_left(clients).await;
 }
 
-/// The first waiter gives up in the given way, while a third client's waiter is queued behind it. Its place is the next one's.
+/// The first waiter gives up in the given way, while a third client's waiter is queued behind it. Its place is the next
+/// one's.
 async fn leave_a_place(
     clients: &[Client],
     time_limit: Duration,

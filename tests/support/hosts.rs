@@ -20,8 +20,9 @@ const SOURCE: &str = include_str!("hosts.c");
 /// Tells the library which names there are.
 const HOSTS: &str = "LEASEHOLD_HOSTS";
 
-/// Runs the test of this name again, in a process in which host names have the given addresses: `db.test=127.0.0.9,127.0.0.1`. `true` in
-/// that process, where the test does what it tests; `false` in the first one, which has seen it pass, or has left it out.
+/// Runs the test of this name again, in a process in which host names have the given addresses:
+/// `db.test=127.0.0.9,127.0.0.1`. `true` in that process, where the test does what it tests; `false` in the first one,
+/// which has seen it pass, or has left it out.
 ///
 /// ```ignore
 /// #[test]

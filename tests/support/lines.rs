@@ -1,5 +1,5 @@
-//! What is traced, for a test that is the only one of its program: what is traced on the crate's own thread can only be collected
-//! for the whole process.
+//! What is traced, for a test that is the only one of its program: what is traced on the crate's own thread can only be
+//! collected for the whole process.
 
 use std::fmt::{self, Write};
 use std::sync::{Arc, Mutex};

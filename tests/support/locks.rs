@@ -1,4 +1,5 @@
-//! What the tests of locks on Redis share: clients and locks in a few words, what the store says about them, and what other libraries do.
+//! What the tests of locks on Redis share: clients and locks in a few words, what the store says about them, and what
+//! other libraries do.
 
 // Each of the binaries that include this uses a part.
 #![allow(dead_code)]
@@ -101,8 +102,8 @@ pub(crate) fn renews(request: &Request) -> bool {
     is_call(request, 1, 2)
 }
 
-/// Whether a call names only the lock, and is for one lease: the arguments begin with its id. That of a renewal for many begins with
-/// the TTL.
+/// Whether a call names only the lock, and is for one lease: the arguments begin with its id. That of a renewal for
+/// many begins with the TTL.
 pub(crate) fn is_of_lease(request: &Request, args: usize) -> bool {
     let begins = || request.script_call().is_some_and(|call| call.1[0].contains('-'));
     is_call(request, 1, args) && begins()
@@ -121,7 +122,8 @@ pub(crate) fn token_held(raw: &mut Raw) -> Option<String> {
     raw.get(KEY)?.split(' ').nth(1).map(|token| token.trim_end_matches('+').to_owned())
 }
 
-/// The keys there are, but for fences, and what is known of semaphores and of leases that were released by force, which expires.
+/// The keys there are, but for fences, and what is known of semaphores and of leases that were released by force, which
+/// expires.
 pub(crate) fn left(raw: &mut Raw) -> Vec<String> {
     let mut keys = raw.keys("*");
     keys.retain(|key| {

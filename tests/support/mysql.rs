@@ -26,7 +26,8 @@ use crate::support::Clock;
 use crate::support::child::{CHILD_DIR, ChildProcess};
 use crate::support::redis::REQUIRE;
 
-/// Names the program, `mariadbd` or `mysqld`, instead of a search. `mariadb-install-db` has to be beside MariaDB's, or on the path.
+/// Names the program, `mariadbd` or `mysqld`, instead of a search. `mariadb-install-db` has to be beside MariaDB's, or
+/// on the path.
 const PROGRAM: &str = "LEASEHOLD_MYSQL_SERVER";
 const DIR: &str = env!("CARGO_TARGET_TMPDIR");
 /// How long a server may take to answer.
@@ -86,7 +87,8 @@ impl MysqlServer {
         Self::start_with_files_or_skip(left_out, options, &[], clock)
     }
 
-    /// The same with files, which options call `../name`: all names of files are taken from the server's data directory.
+    /// The same with files, which options call `../name`: all names of files are taken from the server's data
+    /// directory.
     #[track_caller]
     pub(crate) fn start_with_files_or_skip(
         left_out: &str,

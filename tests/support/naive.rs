@@ -1,8 +1,8 @@
 //! The textbook semaphore: a sorted set of holders by the time of their arrival, by their own clocks.
 //!
-//! Remove those that are older than a timeout, add oneself, look at one's rank, and leave again if that is not among the
-//! first. (Carlson, *Redis in Action*, 6.3.1, "Building a basic counting semaphore"; each step here as one transaction, so
-//! that nothing but the clocks can go wrong.)
+//! Remove those that are older than a timeout, add oneself, look at one's rank, and leave again if that is not among
+//! the first. (Carlson, *Redis in Action*, 6.3.1, "Building a basic counting semaphore"; each step here as one
+//! transaction, so that nothing but the clocks can go wrong.)
 
 // Each of the binaries that include this uses a part.
 #![allow(dead_code)]

@@ -1,7 +1,7 @@
 //! What is traced about a server that goes and comes back.
 
-/// Has the server of a client go and come back twice, each within a deadline: there is one event each time when the client finds it
-/// unreachable, and one when it is back, and both contain its address.
+/// Has the server of a client go and come back twice, each within a deadline: there is one event each time when the
+/// client finds it unreachable, and one when it is back, and both contain its address.
 macro_rules! outages_are_traced_once {
     ($lines:ident, $client:ident, $server:ident, $deadline:expr) => {
         let mutex = $client.mutex("x").expect("valid");

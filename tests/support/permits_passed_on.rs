@@ -1,5 +1,5 @@
-//! What hand-over of a counting semaphore's permits inside a client promises on every store, beyond what semaphores promise
-//! anyway: `scripts/test.sh` runs their tests once more with it. Each client represents a process.
+//! What hand-over of a counting semaphore's permits inside a client promises on every store, beyond what semaphores
+//! promise anyway: `scripts/test.sh` runs their tests once more with it. Each client represents a process.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -102,8 +102,8 @@ async fn those_of_another_client_get_their_turn<S: Semaphore>(site: Site) {
         served.push(one);
     }
     let (_, turn) = *served.iter().find(|(client, _)| *client == "there").expect("it was served");
-    // By the store's grants: how soon a client hears of its own is up to the machine. A turn of each permit, and another of those that
-    // were queued before, which is one for each permit at most.
+    // By the store's grants: how soon a client hears of its own is up to the machine. A turn of each permit, and
+    // another of those that were queued before, which is one for each permit at most.
     let before = served.iter().filter(|(_, token)| *token < turn).count();
     assert!(before <= 2 * TURN * LIMIT as usize + 1, "{before} were served before");
     nothing_is_left(&here).await;

@@ -1,6 +1,7 @@
 //! The points of the contract as tests of a store.
 
-/// One test per point, on one store, for all kinds named; `$at_once` says how many of them may be checked at the same time.
+/// One test per point, on one store, for all kinds named; `$at_once` says how many of them may be checked at the same
+/// time.
 macro_rules! each_point {
     ($store:path, $kinds:expr, $at_once:path => $($point:ident),* $(,)?) => {
         $(#[tokio::test(flavor = "multi_thread", worker_threads = 2)]

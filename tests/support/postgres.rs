@@ -66,7 +66,8 @@ impl PostgresServer {
         Self::start_with_files_or_skip(left_out, settings, &[], clock)
     }
 
-    /// The same with files, which settings call `../name`: all names of files are taken from the server's data directory.
+    /// The same with files, which settings call `../name`: all names of files are taken from the server's data
+    /// directory.
     #[track_caller]
     pub(crate) fn start_with_files_or_skip(
         left_out: &str,
@@ -337,7 +338,8 @@ fn launch(
     None
 }
 
-/// Whether the server in this directory accepts connections, by what it says there itself; its predecessor may have said it, too.
+/// Whether the server in this directory accepts connections, by what it says there itself; its predecessor may have
+/// said it, too.
 fn is_ready(directory: &Path, pid: u32) -> bool {
     let status = fs::read_to_string(directory.join("data/postmaster.pid")).unwrap_or_default();
     let mut lines = status.lines();

@@ -1,5 +1,5 @@
-//! Small libraries that are loaded before libc, to show a process another clock or other host names. Only on Linux, and with a C compiler,
-//! which Rust needs to link in any case.
+//! Small libraries that are loaded before libc, to show a process another clock or other host names. Only on Linux, and
+//! with a C compiler, which Rust needs to link in any case.
 
 use std::env;
 use std::fs;

@@ -1,5 +1,6 @@
-//! What a lock promises real processes on every store that they share: they exclude each other, and one that is killed, while it holds,
-//! while it waits or at any moment, blocks nobody for longer than its lease. Each worker is the test binary once more.
+//! What a lock promises real processes on every store that they share: they exclude each other, and one that is killed,
+//! while it holds, while it waits or at any moment, blocks nobody for longer than its lease. Each worker is the test
+//! binary once more.
 
 use std::fs::{self, OpenOptions};
 use std::future::pending;
@@ -123,8 +124,8 @@ pub(crate) async fn holding_worker() {
     pending::<()>().await;
 }
 
-/// Takes the lock again and again, and adds one to a register that a token fences. Notes in a log when each section begins and ends, by
-/// its token, and what it has written.
+/// Takes the lock again and again, and adds one to a register that a token fences. Notes in a log when each section
+/// begins and ends, by its token, and what it has written.
 pub(crate) async fn logging_worker() {
     let Some(Orders { directory, lease, client }) = orders().await else { return };
     let log = OpenOptions::new().create(true).append(true).open(directory.join("log")).expect("room");
@@ -305,8 +306,8 @@ fn setting(name: &str, usual: usize) -> usize {
     std::env::var(name).map_or(usual, |number| number.parse().expect("a number"))
 }
 
-/// `LEASEHOLD_TEST_PROCESSES` and `LEASEHOLD_TEST_KILLS` set how many there are and how often one is killed, for long runs: 240 kills
-/// take five minutes.
+/// `LEASEHOLD_TEST_PROCESSES` and `LEASEHOLD_TEST_KILLS` set how many there are and how often one is killed, for long
+/// runs: 240 kills take five minutes.
 pub(crate) async fn processes_killed_at_random_leave_no_overlap_and_no_long_gap(store: &impl Shared) {
     let processes = setting("LEASEHOLD_TEST_PROCESSES", PROCESSES);
     let kills = setting("LEASEHOLD_TEST_KILLS", 8);
@@ -337,8 +338,8 @@ pub(crate) async fn processes_killed_at_random_leave_no_overlap_and_no_long_gap(
     assert!(longest_gap < store.replaced(), "nobody held the lock for {longest_gap:?}");
 }
 
-/// How long nobody held the lock at most. Every section must have been alone, with a greater token than the one before, and must have found
-/// in the register what that one had written.
+/// How long nobody held the lock at most. Every section must have been alone, with a greater token than the one before,
+/// and must have found in the register what that one had written.
 fn longest_gap_of(log: &[Noted]) -> Duration {
     let (mut last, mut open, mut written, mut longest_gap) = (0, None, 0, 0);
     let mut previous = log[0].at;

@@ -212,8 +212,8 @@ impl Proxy {
         self.hold_traffic(Traffic::Messages, direction);
     }
 
-    /// The connections there are keep back what goes to the server, also their end: a network that loses its route. Others are
-    /// not affected.
+    /// The connections there are keep back what goes to the server, also their end: a network that loses its route.
+    /// Others are not affected.
     pub(crate) fn hold_connections(&self) {
         let earliest = self.accepted();
         self.wire.held.send_modify(|held| held.earliest = earliest);
@@ -238,7 +238,8 @@ impl Proxy {
         self.wire.forgetting_tickets.store(true, Ordering::SeqCst);
     }
 
-    /// From its next request on, each connection there is has not logged in. New ones can. (The server must require it.)
+    /// From its next request on, each connection there is has not logged in. New ones can. (The server must require
+    /// it.)
     pub(crate) fn log_out(&self) {
         self.wire.log_outs.send_replace(());
     }
@@ -253,8 +254,8 @@ impl Proxy {
         done
     }
 
-    /// Holds one connection: what it sends to the server from the next request on that is `meant`, also its end. The returned receiver
-    /// completes when that request has arrived here.
+    /// Holds one connection: what it sends to the server from the next request on that is `meant`, also its end. The
+    /// returned receiver completes when that request has arrived here.
     pub(crate) fn hold_connection_at(
         &self,
         meant: impl Fn(&Request) -> bool + Send + 'static,
@@ -522,7 +523,8 @@ fn kind_of(reply: &Reply) -> Sent {
     }
 }
 
-/// Overwrites the ticket in a grant (`grant`, lease, token, ticket, ...) or in the answer "queued", where it comes last.
+/// Overwrites the ticket in a grant (`grant`, lease, token, ticket, ...) or in the answer "queued", where it comes
+/// last.
 fn forget_ticket(bytes: &mut [u8], reply: &Reply) {
     let text = match reply {
         Reply::Push(items) => items.last().and_then(Reply::text),

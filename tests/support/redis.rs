@@ -35,8 +35,8 @@ pub(crate) struct Setup {
     pub(crate) options: Vec<String>,
     /// Live by this clock instead of the machine's.
     pub(crate) clock: Option<Clock>,
-    /// Run in a session of its own, as a service does, where the machine has `setsid`. Linux gives each session its share of the
-    /// processors; in the session of a bench, the bench's tasks would take the server's.
+    /// Run in a session of its own, as a service does, where the machine has `setsid`. Linux gives each session its
+    /// share of the processors; in the session of a bench, the bench's tasks would take the server's.
     pub(crate) own_session: bool,
     /// A node of a cluster, whose bus has a port of its own, 10 000 above the other.
     pub(crate) cluster: bool,
@@ -330,7 +330,8 @@ fn answers_as(port: u16, pid: u32) -> bool {
         return false;
     }
     let info = raw.try_send(&["INFO", "server"]).ok().and_then(|reply| reply.text()).unwrap_or_default();
-    // Tests count connections: this one has been closed at the server when its end is read. Sentinels do not know the command.
+    // Tests count connections: this one has been closed at the server when its end is read. Sentinels do not know the
+    // command.
     if raw.try_send(&["QUIT"]).is_ok_and(|answer| answer == Reply::ok()) {
         let _ = raw.read();
     }

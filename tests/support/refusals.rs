@@ -23,8 +23,8 @@ const AWAITED: Duration = Duration::from_millis(3500);
 /// A deadline for what takes a moment.
 const SOON: Duration = Duration::from_secs(15);
 
-/// A holder, 20 waiters, of which half come meanwhile, and a release that is awaited, while the store refuses something for
-/// [`REFUSAL`]. `end` returns once the store accepts changes again. Each client may hold `NAME`.
+/// A holder, 20 waiters, of which half come meanwhile, and a release that is awaited, while the store refuses something
+/// for [`REFUSAL`]. `end` returns once the store accepts changes again. Each client may hold `NAME`.
 pub(crate) async fn nothing_fails_during(
     case: &str,
     client: Client,

@@ -1,4 +1,5 @@
-//! A proxy to a database server that refuses queries or connections with an error of the test's choice, stops, or is slow.
+//! A proxy to a database server that refuses queries or connections with an error of the test's choice, stops, or is
+//! slow.
 
 // Each of the programs that include this uses a part.
 #![allow(dead_code)]
@@ -31,7 +32,8 @@ pub(crate) enum Mode {
     Passes,
     /// Each part of an answer is passed on this much later.
     Late(Duration),
-    /// Nothing is passed on any more, and new connections are accepted and not answered, as by a process that is stopped.
+    /// Nothing is passed on any more, and new connections are accepted and not answered, as by a process that is
+    /// stopped.
     Hangs,
     /// Closes all connections, and each new one as soon as it is accepted.
     Drops,

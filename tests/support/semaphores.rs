@@ -195,8 +195,8 @@ impl Site {
         server
     }
 
-    /// A lease that is as short as it can be if nothing is to be lost by accident, on a machine that has other things to
-    /// do.
+    /// A lease that is as short as it can be if nothing is to be lost by accident, on a machine that has other things
+    /// to do.
     pub(crate) const fn brief_lease(&self) -> Duration {
         match self {
             Self::Memory(_) => SECOND,
@@ -213,8 +213,8 @@ impl Site {
     }
 }
 
-/// A client of the server at `url`. Connecting takes two seconds at most, which is not much for a server that has to wait
-/// until it runs.
+/// A client of the server at `url`. Connecting takes two seconds at most, which is not much for a server that has to
+/// wait until it runs.
 pub(crate) async fn connect(url: &str) -> Client {
     for _ in 0..4 {
         match Client::connect(url).await {
@@ -437,8 +437,8 @@ impl Inside {
     }
 }
 
-/// No token twice, and, unless permits are passed on within a client, each greater than those of all grants that had come
-/// before it was asked for.
+/// No token twice, and, unless permits are passed on within a client, each greater than those of all grants that had
+/// come before it was asked for.
 #[track_caller]
 pub(crate) fn assert_tokens_grow(mut grants: Vec<Granted>) {
     let mut tokens: Vec<_> = grants.iter().map(|grant| grant.token).collect();

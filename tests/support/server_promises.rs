@@ -1,5 +1,5 @@
-//! What a lock promises on every store that is a server: whatever becomes of the server, the network or the runtime, nobody hangs, no two
-//! hold the lock, and a loss is told in time.
+//! What a lock promises on every store that is a server: whatever becomes of the server, the network or the runtime,
+//! nobody hangs, no two hold the lock, and a loss is told in time.
 
 #![allow(dead_code, reason = "not every store takes all")]
 
@@ -97,8 +97,8 @@ pub(crate) async fn nothing_went_wrong(load: Load) {
     assert!(report.errors.keys().all(|error| error.starts_with("unavailable")), "{report}");
 }
 
-/// A client connects with its first request. But a server in a virtual machine that has just started may take longer for its first answer
-/// than a client waits.
+/// A client connects with its first request. But a server in a virtual machine that has just started may take longer
+/// for its first answer than a client waits.
 async fn until_it_answers(client: &Client) {
     let has_answered = || async {
         let answer = client.ping(SOON).await;
@@ -107,8 +107,9 @@ async fn until_it_answers(client: &Client) {
     eventually(SOON * 2, has_answered).await;
 }
 
-/// Whether this process is to run the test of this name. A test that keeps the crate's thread busy is run by a process of its own, because
-/// the same thread renews the leases of all other tests; if this is not that process, it has run the test when this returns.
+/// Whether this process is to run the test of this name. A test that keeps the crate's thread busy is run by a process
+/// of its own, because the same thread renews the leases of all other tests; if this is not that process, it has run
+/// the test when this returns.
 pub(crate) async fn is_process_of_its_own(test: &str) -> bool {
     const APART: &str = "LEASEHOLD_TEST_APART";
     if env::var_os(APART).is_some() {
@@ -526,7 +527,8 @@ pub(crate) fn a_client_whose_runtime_has_ended_continues_on_the_next_one<S: Serv
     });
 }
 
-/// Has a server for tests be a [`Server`]: its protocol, how one is started that tests may share, and the shortest lease of a test.
+/// Has a server for tests be a [`Server`]: its protocol, how one is started that tests may share, and the shortest
+/// lease of a test.
 macro_rules! server {
     ($server:ty, $protocol:ty, $shared:ident, $lease:expr) => {
         impl Server for $server {
@@ -569,7 +571,8 @@ macro_rules! server {
     };
 }
 
-/// With `fail_fast`, requests fail at once while the server is known to be gone, also one that waits, and work when it is back.
+/// With `fail_fast`, requests fail at once while the server is known to be gone, also one that waits, and work when it
+/// is back.
 pub(crate) async fn requests_that_are_to_fail_fast_do_so_until_the_server_is_back<S: Server>() {
     let Some(mut server) = S::start_or_skip("fail fast") else { return };
     let holder = client(&server).await;

@@ -1,5 +1,5 @@
-//! What every store whose record is a row on a server promises, whatever the server, its addresses and its neighbours do for some seconds:
-//! nobody is told of a failure.
+//! What every store whose record is a row on a server promises, whatever the server, its addresses and its neighbours
+//! do for some seconds: nobody is told of a failure.
 
 use std::env;
 use std::net::{Ipv4Addr, SocketAddr};
@@ -19,8 +19,8 @@ use crate::support::hosts::{Fault, FaultyAddress, is_run_with_hosts};
 use crate::support::wire::{self, Wire};
 use crate::support::{eventually, within};
 
-/// For how many seconds three instances of a service are tried, if not for 8. If it is set, it is also seen that the sessions of a burst are
-/// closed, which takes half a minute.
+/// For how many seconds three instances of a service are tried, if not for 8. If it is set, it is also seen that the
+/// sessions of a burst are closed, which takes half a minute.
 const SERVICE: &str = "LEASEHOLD_SERVICE_SECONDS";
 const FAULTS: usize = 5;
 const USER: &str = "leasehold";
@@ -298,7 +298,8 @@ pub(crate) async fn until_granted(case: &str, waiters: Vec<JoinHandle<Result<(),
 
 // Sessions
 
-/// Three instances, each as a user that may have two sessions, while rows are held up all the time: further ones are wanted, and refused.
+/// Three instances, each as a user that may have two sessions, while rows are held up all the time: further ones are
+/// wanted, and refused.
 pub(crate) async fn nothing_fails_because_a_further_session_is_refused<S: SqlServer>() {
     let Some(server) = S::start_or_skip("users with two sessions") else { return };
     let direct = server.client().await;

@@ -1,5 +1,5 @@
-//! What every store whose record is a row promises: a request that is given up, lost or late takes effect once or never, and takes few
-//! exchanges; nothing is lost by what may happen to tables, sessions and rows.
+//! What every store whose record is a row promises: a request that is given up, lost or late takes effect once or
+//! never, and takes few exchanges; nothing is lost by what may happen to tables, sessions and rows.
 
 use std::time::Duration;
 
@@ -28,7 +28,8 @@ pub(crate) trait SqlServer: Server {
 
     async fn store(&self) -> Self::Store;
 
-    /// With one connection for changes, so that no other one is opened in between on a slow machine, and without a push.
+    /// With one connection for changes, so that no other one is opened in between on a slow machine, and without a
+    /// push.
     async fn store_with_one_connection(url: &str, reply_timeout: Duration) -> Self::Store;
 
     /// Has the superuser execute a statement.
@@ -53,12 +54,13 @@ fn request(store: &impl Backend, name: &str) -> Request {
 
 // Requests
 
-/// A release that finds nothing keeps the request from being granted that was given up before it, and is still on its way.
+/// A release that finds nothing keeps the request from being granted that was given up before it, and is still on its
+/// way.
 pub(crate) async fn a_request_that_was_released_is_not_granted_when_it_arrives_late<S: SqlServer>() {
     let Some(server) = S::start_or_skip("late requests") else { return };
     let direct = server.store().await;
-    // A record that is remembered is written at once. One that is not, because it is new here, is read before, and so is one that somebody
-    // else has changed, when writing it has failed.
+    // A record that is remembered is written at once. One that is not, because it is new here, is read before, and so
+    // is one that somebody else has changed, when writing it has failed.
     for (case, nth) in [("remembered", 0), ("new", 1), ("changed", 2)] {
         let mut attempts = 5;
         while !is_released_before_it_arrives(&server, &direct, case, nth).await {

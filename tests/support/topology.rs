@@ -139,9 +139,9 @@ impl Cluster {
 
     /// Says that a slot has been moved, and waits until every node knows.
     ///
-    /// A slot that changes hands faster than the nodes hear of each other may end where two nodes take each other for its
-    /// owner, for good: the target's configuration epoch has to be above the source's, which it may not have heard of yet. So
-    /// both are told again if they have changed their minds.
+    /// A slot that changes hands faster than the nodes hear of each other may end where two nodes take each other for
+    /// its owner, for good: the target's configuration epoch has to be above the source's, which it may not have heard
+    /// of yet. So both are told again if they have changed their minds.
     pub(crate) fn finish_to_move(&self, slot: u16, from: usize, to: usize) {
         self.assign(slot, to, to);
         self.assign(slot, to, from);

@@ -32,7 +32,8 @@ pub(crate) trait Protocol: Default + Send + 'static {
     /// The next message of the server.
     fn answer(from: &mut OwnedReadHalf) -> impl Future<Output = Option<Vec<u8>>> + Send;
 
-    /// Whether this message of the server ends its answer to the request with this number. Called for each message after that request.
+    /// Whether this message of the server ends its answer to the request with this number. Called for each message
+    /// after that request.
     fn ends_answer(&mut self, message: &[u8], request: u32) -> bool;
 }
 

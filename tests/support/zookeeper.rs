@@ -1,4 +1,5 @@
-//! Real ZooKeeper servers: one for all tests of a binary, each under a node of its own, and others that a test can stop.
+//! Real ZooKeeper servers: one for all tests of a binary, each under a node of its own, and others that a test can
+//! stop.
 
 // Each of the binaries that include this uses a part.
 #![allow(dead_code)]
@@ -62,8 +63,8 @@ struct Setup {
 }
 
 impl ZookeeperServer {
-    /// A node on the server that the tests of this binary share, or `None` if this machine has none: then standard error tells what
-    /// was left out. With `LEASEHOLD_REQUIRE_SERVERS=1` the test fails instead.
+    /// A node on the server that the tests of this binary share, or `None` if this machine has none: then standard
+    /// error tells what was left out. With `LEASEHOLD_REQUIRE_SERVERS=1` the test fails instead.
     #[track_caller]
     pub(crate) fn shared_or_skip(left_out: &str) -> Option<Self> {
         static SHARED: Mutex<Option<Arc<Server>>> = Mutex::new(None);

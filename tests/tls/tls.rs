@@ -1,5 +1,5 @@
-//! Servers that speak TLS, with certificates that are accepted and others that are not. With the feature `native-tls` alone that is
-//! what is tested, otherwise `rustls`.
+//! Servers that speak TLS, with certificates that are accepted and others that are not. With the feature `native-tls`
+//! alone that is what is tested, otherwise `rustls`.
 
 #[cfg(any(feature = "rustls", feature = "native-tls"))]
 mod certificates;

@@ -6,9 +6,10 @@
 //! cargo run --release -p leasehold-service -- trial --store postgres --seconds 60
 //! ```
 //!
-//! Under load, the trial kills the instance that leads, stops another for three TTLs, and restarts the store. It ends with 1 if an update
-//! was lost, the upstream service got more calls at a time than it bears, two instances led under one token, or the metrics disagree
-//! with what the instances did. To see what an application writes, read `instance.rs`.
+//! Under load, the trial kills the instance that leads, stops another for three TTLs, and restarts the store. It ends
+//! with 1 if an update was lost, the upstream service got more calls at a time than it bears, two instances led under
+//! one token, or the metrics disagree with what the instances did. To see what an application writes, read
+//! `instance.rs`.
 
 mod exposition;
 mod instance;

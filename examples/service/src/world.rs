@@ -1,5 +1,6 @@
-//! What the instances work on: records that compare tokens, an upstream service that bears a few calls at a time, and a register that
-//! only the leader writes. It judges what arrives, and shares nothing with the instances but this line protocol.
+//! What the instances work on: records that compare tokens, an upstream service that bears a few calls at a time, and a
+//! register that only the leader writes. It judges what arrives, and shares nothing with the instances but this line
+//! protocol.
 
 use std::collections::HashMap;
 use std::fmt::Write as _;

@@ -73,7 +73,8 @@ fn assert_named(holder: &Holder, request: &Request) {
     );
 }
 
-/// 16. All that is held or awaited under keys that begin with a prefix is listed once, with its kind and its holders, and nothing else.
+/// 16. All that is held or awaited under keys that begin with a prefix is listed once, with its kind and its holders,
+///     and nothing else.
 pub async fn point_16_what_is_held_or_awaited_is_listed(store: &dyn Harness) {
     let any = Site { ttl: LONG, ..Site::new(store, Kind::Mutex, "list").await };
     if !any.backend.capabilities().lists {

@@ -58,8 +58,9 @@ pub async fn point_6_renewal_distinguishes_renewed_lost_and_unknown(store: &dyn 
     assert!(watcher.inspect().await.holder().is_some(), "an unknown renewal ended the lease");
 }
 
-/// 14. A lease that was released by force is answered as revoked, as often as it is asked about, until it would have ended: by itself,
-///     together with others, and whether or not another lease holds the lock. The holder does not see the event.
+/// 14. A lease that was released by force is answered as revoked, as often as it is asked about, until it would have
+///     ended: by itself, together with others, and whether or not another lease holds the lock. The holder does not see
+///     the event.
 pub async fn point_14_a_lease_released_by_force_is_remembered(store: &dyn Harness, kind: Kind) {
     let revoked = Renewal::Lost(LossReason::Revoked);
     for is_taken in [false, true] {
@@ -98,8 +99,8 @@ pub async fn point_14_a_lease_released_by_force_is_remembered(store: &dyn Harnes
     }
 }
 
-/// 6. Leases that are renewed together, of all kinds that the store supports and of several TTLs, are each answered separately:
-///    held, expired, or taken by another lease.
+/// 6. Leases that are renewed together, of all kinds that the store supports and of several TTLs, are each answered
+///    separately: held, expired, or taken by another lease.
 pub async fn point_6_renewals_are_answered_individually(store: &dyn Harness) {
     let (backend, other) = (store.client().await, store.client().await);
     let kinds = KINDS.into_iter().filter(|kind| backend.capabilities().kinds.contains(kind));

@@ -1,9 +1,9 @@
 //! The [contract](super) as functions, by topic. Each of them panics if a store breaks it.
 //!
 //! A store's tests implement [`Harness`] and call every function, or [`run_all`]. What a store does not claim in its
-//! [`Capabilities`](super::Capabilities) is not checked. Points 1 to 10 are checked for one [`Kind`] at a time, semaphores with a
-//! limit of one. Every function uses keys of its own, so they may run concurrently on one store, except those of point 3, which
-//! erase its data, and of point 9, which measure its work.
+//! [`Capabilities`](super::Capabilities) is not checked. Points 1 to 10 are checked for one [`Kind`] at a time,
+//! semaphores with a limit of one. Every function uses keys of its own, so they may run concurrently on one store,
+//! except those of point 3, which erase its data, and of point 9, which measure its work.
 //!
 //! | file | points |
 //! |---|---|

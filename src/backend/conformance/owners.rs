@@ -9,8 +9,8 @@ use super::site::Site;
 use crate::backend::{Claim, Kind, Released, Renewal, Request, Resource};
 use crate::error::LossReason;
 
-/// 11. An owner that holds the lock is admitted again at once, ahead of all waiters, under the same token; the lock is free
-///     when its last hold has ended.
+/// 11. An owner that holds the lock is admitted again at once, ahead of all waiters, under the same token; the lock is
+///     free when its last hold has ended.
 pub async fn point_11_an_owner_can_re_enter(store: &dyn Harness) {
     let (one, other) = Site::pair(store, Kind::Reentrant, "owner").await;
     let claim = Claim::Owner("order-42".into());

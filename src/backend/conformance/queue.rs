@@ -9,8 +9,8 @@ use super::Harness;
 use super::site::Site;
 use crate::backend::{Event, Kind, Released, Wakes};
 
-/// 4. A place has a ticket that is never used again. The answer and the event of its grant contain it, and the grant ends when the
-///    place would have ended. So a client can recognize by its ticket a grant that is reported too late.
+/// 4. A place has a ticket that is never used again. The answer and the event of its grant contain it, and the grant
+///    ends when the place would have ended. So a client can recognize by its ticket a grant that is reported too late.
 pub async fn point_4_every_place_has_its_own_ticket(store: &dyn Harness, kind: Kind) {
     let (one, other) = Site::pair(store, kind, "ticket").await;
     let (holder, waiter) = (one.request(), other.request_waiting());
@@ -78,7 +78,8 @@ pub async fn point_7_all_places_of_a_dead_client_are_gone_within_one_ttl(store: 
     assert!(died.elapsed() <= one.ttl + one.slack, "after {:?}", died.elapsed());
 }
 
-/// 8. Requests are served in order of arrival, no matter which client they come from, if the store claims it. All are served in any case.
+/// 8. Requests are served in order of arrival, no matter which client they come from, if the store claims it. All are
+///    served in any case.
 pub async fn point_8_requests_are_served_in_order_of_arrival(store: &dyn Harness, kind: Kind) {
     const WAITERS: usize = 12;
     let (one, other) = Site::pair(store, kind, "order").await;

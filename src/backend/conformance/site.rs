@@ -69,7 +69,8 @@ impl Site {
         self.request_for(1)
     }
 
-    /// A request that does not wait: for a lock, under an owner of its own if it is reentrant, or for this many permits.
+    /// A request that does not wait: for a lock, under an owner of its own if it is reentrant, or for this many
+    /// permits.
     pub(super) fn request_for(&self, permits: u32) -> Request {
         let lease = self.backend.lease_id();
         let claim = match self.resource.kind {
@@ -226,8 +227,8 @@ impl Site {
         assert!(left.holders.is_empty() && left.waiters.is_empty(), "left behind: {left:?}");
     }
 
-    /// Checks that a lease measured from `measured_from` ends for the client before it ends at the store. Passes if the store does
-    /// not report when a lease ends.
+    /// Checks that a lease measured from `measured_from` ends for the client before it ends at the store. Passes if the
+    /// store does not report when a lease ends.
     pub(super) async fn assert_not_trusted_beyond_the_store(&self, measured_from: Instant) {
         let now = self.inspect().await;
         let Some(remaining) = now.holder().expect("it is held").remaining else { return };

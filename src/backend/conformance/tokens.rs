@@ -12,8 +12,8 @@ use super::site::Site;
 use crate::backend::{Kind, Released, Request};
 use crate::fence::FencingToken;
 
-/// 3. Tokens increase, by at least as many as a grant reserves: from holder to holder, after an expiry, after the store has lost
-///    its data.
+/// 3. Tokens increase, by at least as many as a grant reserves: from holder to holder, after an expiry, after the store
+///    has lost its data.
 pub async fn point_3_tokens_increase_in_every_case(store: &dyn Harness, kind: Kind) {
     const EACH: u32 = 16;
     let site = Site::new(store, kind, "tokens").await;
@@ -36,8 +36,9 @@ pub async fn point_3_tokens_increase_in_every_case(store: &dyn Harness, kind: Ki
     assert!(tokens.windows(2).all(takes_up), "{tokens:?}");
 }
 
-/// 3. Two clients acquire and release as fast as they can, for two seconds and six turns each: they never hold at the same time, and
-///    tokens increase. This is most likely to expose a record that is deleted too early or a lost update.
+/// 3. Two clients acquire and release as fast as they can, for two seconds and six turns each: they never hold at the
+///    same time, and tokens increase. This is most likely to expose a record that is deleted too early or a lost
+///    update.
 pub async fn point_3_two_alternating_clients_exclude_each_other(store: &dyn Harness, kind: Kind) {
     let (mut one, mut other) = Site::pair(store, kind, "turns").await;
     // No lease ends here, not even on a machine that is busy for a moment.

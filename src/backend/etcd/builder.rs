@@ -40,8 +40,8 @@ impl EtcdBuilder {
         self
     }
 
-    /// The prefix of all keys. Clients with different prefixes do not see each other's locks. The etcd user needs permission to read and
-    /// write this prefix, and no other permission.
+    /// The prefix of all keys. Clients with different prefixes do not see each other's locks. The etcd user needs
+    /// permission to read and write this prefix, and no other permission.
     ///
     /// Default: `leasehold/`.
     pub fn prefix(mut self, prefix: impl Into<String>) -> Self {
@@ -49,8 +49,9 @@ impl EtcdBuilder {
         self
     }
 
-    /// How long connecting may take, including the resolution of names and the login; 1 ms to 1 h. All members and all their addresses
-    /// are tried within that time: the next one when the one before has failed or has not answered for 250 ms, or sooner if there are many.
+    /// How long connecting may take, including the resolution of names and the login; 1 ms to 1 h. All members and all
+    /// their addresses are tried within that time: the next one when the one before has failed or has not answered for
+    /// 250 ms, or sooner if there are many.
     ///
     /// Default: 2 s.
     pub fn connect_timeout(mut self, timeout: Duration) -> Self {
@@ -58,7 +59,8 @@ impl EtcdBuilder {
         self
     }
 
-    /// How long a member may take to answer, 1 ms to 1 h. After that, the client abandons the connection and tries the next member.
+    /// How long a member may take to answer, 1 ms to 1 h. After that, the client abandons the connection and tries the
+    /// next member.
     ///
     /// Default: 2 s.
     pub fn reply_timeout(mut self, timeout: Duration) -> Self {
@@ -66,8 +68,8 @@ impl EtcdBuilder {
         self
     }
 
-    /// Connects over TLS, as `etcds://` does, with these certificates. By default, `etcds://` uses the authorities that the system
-    /// trusts. A member's certificate and its host name are always verified.
+    /// Connects over TLS, as `etcds://` does, with these certificates. By default, `etcds://` uses the authorities that
+    /// the system trusts. A member's certificate and its host name are always verified.
     pub fn tls(mut self, options: TlsOptions) -> Self {
         self.settings.is_encrypted = true;
         self.settings.tls_options = Some(options);
@@ -80,8 +82,8 @@ impl EtcdBuilder {
     ///
     /// * [`Error::InvalidArgument`] if a setting is out of bounds, or no member is given.
     /// * [`Error::Unsupported`] if TLS is required, and this build lacks it.
-    /// * [`Error::StoreUnavailable`] if no member can be reached within [`connect_timeout`](Self::connect_timeout), or the cluster has no
-    ///   leader.
+    /// * [`Error::StoreUnavailable`] if no member can be reached within [`connect_timeout`](Self::connect_timeout), or
+    ///   the cluster has no leader.
     /// * [`Error::StoreRefused`] if the cluster refuses the credentials, or the user may not read or write the prefix.
     ///
     /// # Cancel safety
@@ -97,8 +99,8 @@ impl EtcdBuilder {
     ///
     /// # Errors
     ///
-    /// [`Error::InvalidArgument`] if a setting is out of bounds, or no member is given; [`Error::Unsupported`] if TLS is required, and this
-    /// build lacks it; [`Error::StoreUnavailable`] if this crate's own thread cannot be started.
+    /// [`Error::InvalidArgument`] if a setting is out of bounds, or no member is given; [`Error::Unsupported`] if TLS
+    /// is required, and this build lacks it; [`Error::StoreUnavailable`] if this crate's own thread cannot be started.
     pub fn connect_lazy(self) -> Result<EtcdBackend, Error> {
         let settings = self.settings.complete()?;
         let address = settings.address.clone();

@@ -88,8 +88,8 @@ impl<'a> Calls<'a> {
         drop(self.shared.detach(&self.key, |lease| !is_new(lease)));
     }
 
-    /// Sends a transaction, and at the same time keeps reused etcd leases alive. Also returns whether all of these were still alive: if
-    /// not, the transaction may have failed for that reason.
+    /// Sends a transaction, and at the same time keeps reused etcd leases alive. Also returns whether all of these were
+    /// still alive: if not, the transaction may have failed for that reason.
     pub(super) async fn send(
         &self,
         request: TxnRequest,
@@ -125,7 +125,8 @@ impl<'a> Calls<'a> {
         }
     }
 
-    /// Keeps the limit in force for so many seconds at least. Returns an etcd lease if it is to be attached to another one.
+    /// Keeps the limit in force for so many seconds at least. Returns an etcd lease if it is to be attached to another
+    /// one.
     pub(super) async fn keep_limit(
         &self,
         now: &View,

@@ -51,8 +51,8 @@ pub(super) struct Connection {
 }
 
 impl Connection {
-    /// Connects to an address of the member at `endpoint`, logs in if there is a user, and waits until it has answered something that all
-    /// members have to agree to: one that hangs, or is cut off from the others, is of no use.
+    /// Connects to an address of the member at `endpoint`, logs in if there is a user, and waits until it has answered
+    /// something that all members have to agree to: one that hangs, or is cut off from the others, is of no use.
     pub(super) async fn open(
         settings: &Settings,
         endpoint: &str,

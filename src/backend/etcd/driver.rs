@@ -157,7 +157,8 @@ async fn change(shared: &Shared, connection: &Arc<Connection>, mut batch: KeyBat
     }
     let (batches, why) = failed(vec![batch], failure, phase);
     for (batch, done) in batches {
-        // A connection that was good until now may only have been closed: the next attempt to connect tells whether the store is away.
+        // A connection that was good until now may only have been closed: the next attempt to connect tells whether the
+        // store is away.
         if let (Done::Failed { .. }, false, false) = (&done, is_answer, connection.has_served())
             && let Some(failure) = &why
         {
@@ -172,7 +173,8 @@ async fn change(shared: &Shared, connection: &Arc<Connection>, mut batch: KeyBat
 pub(super) async fn ping(shared: Arc<Shared>) -> Result<(), BackendError> {
     let mut answered = ask(&shared).await;
     if matches!(answered, Err(Asked { was_open: true, .. })) {
-        // It may have been closed, or been dead, while nobody used it: only a new one tells whether the server can be reached.
+        // It may have been closed, or been dead, while nobody used it: only a new one tells whether the server can be
+        // reached.
         answered = ask(&shared).await;
     }
     match answered {

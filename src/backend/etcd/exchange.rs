@@ -1,4 +1,5 @@
-//! Changing one resource: the change is computed from what is known, stored if that is still current, and otherwise computed again.
+//! Changing one resource: the change is computed from what is known, stored if that is still current, and otherwise
+//! computed again.
 //!
 //! `docs/etcd.md` has a picture of this.
 
@@ -18,8 +19,8 @@ use super::write::{events_with, steps};
 use crate::backend::records::{Failure, KeyBatch, Remedy, running};
 use crate::backend::{BackendError, LeaseId};
 
-/// How often a change is computed again. Other clients may keep changing the resource first, but a request that waits has its place by
-/// then.
+/// How often a change is computed again. Other clients may keep changing the resource first, but a request that waits
+/// has its place by then.
 const TRIES: usize = 32;
 
 /// One batch, on one connection.
@@ -104,7 +105,8 @@ impl<'a> Exchange<'a> {
         Err(Stop::Reading(Failure { why, remedy: Remedy::Repeat, is_broken: false, is_certain: true }))
     }
 
-    /// Whether a cached view may be used. Of several tasks, one may change nothing, and that must not be answered from the cache.
+    /// Whether a cached view may be used. Of several tasks, one may change nothing, and that must not be answered from
+    /// the cache.
     fn may_use_cache(&self) -> bool {
         self.batch.tasks.len() == 1
     }
@@ -125,7 +127,8 @@ impl<'a> Exchange<'a> {
         Ok((now, plan))
     }
 
-    /// Asks how long the holds of other clients last, and the places if all are to be known. Returns whether there are any.
+    /// Asks how long the holds of other clients last, and the places if all are to be known. Returns whether there are
+    /// any.
     async fn find_ends(&self, now: &mut View, are_all_asked: bool) -> Result<bool, Stop> {
         let leases = &self.calls.shared.leases;
         let ahead = now.places_ahead(leases);
@@ -167,8 +170,8 @@ impl<'a> Exchange<'a> {
         Plan::of(now, &self.joined, &self.calls.shared.leases, running(&self.batch.tasks))
     }
 
-    /// Creates places, and reads the resource. If the view is cached, and its holds may all have ended, takes the lock instead if it is
-    /// free by now.
+    /// Creates places, and reads the resource. If the view is cached, and its holds may all have ended, takes the lock
+    /// instead if it is free by now.
     async fn join(&mut self, now: &View, joins: Vec<(LeaseId, Value)>) -> Result<Joined, Stop> {
         let joins = &joins[..joins.len().min(MOST)];
         let if_free = self.if_free(now).filter(|_| joins.len() == 1);
@@ -264,7 +267,8 @@ impl<'a> Exchange<'a> {
             Gone::Ended(ended) => !ended.contains(&lease),
         };
         self.calls.give_back(is_there).await;
-        // The absence of a record is not cached: other clients may create and remove one, and the comparison would not notice.
+        // The absence of a record is not cached: other clients may create and remove one, and the comparison would not
+        // notice.
         self.batch.written = now.filter(|now| now.record.is_some()).map(|now| now.remembered());
         Ok(())
     }

@@ -1,5 +1,5 @@
-//! What is asked and answered on the stream on which all leases of a client are kept alive. A renewal is a message on it, and costs the
-//! server no commit.
+//! What is asked and answered on the stream on which all leases of a client are kept alive. A renewal is a message on
+//! it, and costs the server no commit.
 
 use std::collections::VecDeque;
 
@@ -18,13 +18,14 @@ pub(super) struct KeepAlive(Mutex<Requests>);
 struct Requests {
     send: Option<UnboundedSender<LeaseRequest>>,
     has_ended: bool,
-    /// Answers arrive in the order of the requests, so none is mistaken for the answer to a later request for the same lease.
+    /// Answers arrive in the order of the requests, so none is mistaken for the answer to a later request for the same
+    /// lease.
     unanswered: VecDeque<(i64, oneshot::Sender<bool>)>,
 }
 
 impl KeepAlive {
-    /// Keeps leases alive. The result for each says whether there is such a lease. The first call opens the stream: `open` is given what
-    /// is to be sent on it.
+    /// Keeps leases alive. The result for each says whether there is such a lease. The first call opens the stream:
+    /// `open` is given what is to be sent on it.
     pub(super) fn ask(
         &self,
         leases: &[i64],

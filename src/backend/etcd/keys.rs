@@ -8,8 +8,8 @@
 //! | `PREFIX m/CLIENT` | the latest message to a client |
 //! | `PREFIX turn`, `PREFIX swept` | when idle records were removed last, and at which revision |
 //!
-//! A hold or a place is named after its etcd lease, and etcd leases are reused: until the store is compacted, reading a range steps over
-//! every key that was ever in it.
+//! A hold or a place is named after its etcd lease, and etcd leases are reused: until the store is compacted, reading a
+//! range steps over every key that was ever in it.
 
 use uuid::Uuid;
 

@@ -1,8 +1,9 @@
 //! The etcd leases of a client: which there are, until when they certainly last, and which can be used again.
 //!
-//! Every hold and every place has an etcd lease of its own, so that one that nobody renews ends by itself. Granting one costs the server a
-//! commit, and keeping it alive does not: so those whose key has been deleted are kept for the next ones of the same TTL. One is given back
-//! only after a transaction is known to have deleted its key. So a lease that is used again never keeps an old key alive.
+//! Every hold and every place has an etcd lease of its own, so that one that nobody renews ends by itself. Granting one
+//! costs the server a commit, and keeping it alive does not: so those whose key has been deleted are kept for the next
+//! ones of the same TTL. One is given back only after a transaction is known to have deleted its key. So a lease that
+//! is used again never keeps an old key alive.
 
 use std::collections::HashMap;
 use std::sync::{Arc, OnceLock};

@@ -11,7 +11,8 @@ use super::view::View;
 pub(super) struct Mail {
     #[prost(string, repeated, tag = "1")]
     pub(super) events: Vec<String>,
-    /// What is stored after the transaction that has put this here, so that it need not be read. Its revision is written as 0.
+    /// What is stored after the transaction that has put this here, so that it need not be read. Its revision is
+    /// written as 0.
     #[prost(message, optional, tag = "2")]
     pub(super) seen: Option<RangeResponse>,
 }

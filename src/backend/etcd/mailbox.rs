@@ -1,5 +1,5 @@
-//! Messages to this client: the grants that others make to it, each put into its mailbox by the transaction that makes it. One watch, which
-//! always stands, sees every one of them.
+//! Messages to this client: the grants that others make to it, each put into its mailbox by the transaction that makes
+//! it. One watch, which always stands, sees every one of them.
 
 use std::convert::Infallible;
 use std::sync::Arc;
@@ -54,7 +54,8 @@ impl Mailbox {
         Self { shared, inbox: Mutex::default(), closing: CancellationToken::new() }
     }
 
-    /// The messages from now on to the client of this name, which never changes. A later stream replaces an earlier one.
+    /// The messages from now on to the client of this name, which never changes. A later stream replaces an earlier
+    /// one.
     pub(super) fn open(self: &Arc<Self>, client: Uuid, runtime: &Handle) -> BoxStream<'static, Event> {
         let mut inbox = self.inbox.lock();
         let events = inbox.events.open();
@@ -167,7 +168,8 @@ impl Mailbox {
             if seen.next == 0 {
                 return Err(canceled(&response));
             }
-            // It was compacted, or the cluster has lost its data: the next attempt begins with what happens from now on.
+            // It was compacted, or the cluster has lost its data: the next attempt begins with what happens from now
+            // on.
             *seen = Seen::default();
         }
     }

@@ -78,7 +78,8 @@ const MIN_TTL: Duration = Duration::from_secs(2);
 
 /// Leases in an etcd cluster.
 ///
-/// Each client has one connection, to one member. See `docs/etcd.md` for what this store guarantees and what it does not.
+/// Each client has one connection, to one member. See `docs/etcd.md` for what this store guarantees and what it does
+/// not.
 pub struct EtcdBackend(LedgerBackend<EtcdStore>);
 
 backend_on_ledger!(EtcdBackend);
@@ -93,8 +94,8 @@ struct EtcdStore {
 }
 
 impl EtcdBackend {
-    /// Connects to the cluster with the members in a URL: `etcd://[user:password@]host[:port][,host[:port]...][?option=value&...]`, or the
-    /// same with `etcds://`, over TLS.
+    /// Connects to the cluster with the members in a URL:
+    /// `etcd://[user:password@]host[:port][,host[:port]...][?option=value&...]`, or the same with `etcds://`, over TLS.
     ///
     /// # Errors
     ///
@@ -107,7 +108,8 @@ impl EtcdBackend {
         Self::builder(url)?.connect().await
     }
 
-    /// A builder for the cluster with these members, each `host:port`. One is enough, but if it fails, the client knows no other.
+    /// A builder for the cluster with these members, each `host:port`. One is enough, but if it fails, the client knows
+    /// no other.
     pub fn builder_from_endpoints(endpoints: impl IntoIterator<Item = impl Into<String>>) -> EtcdBuilder {
         EtcdBuilder::new(endpoints.into_iter().map(Into::into).collect())
     }

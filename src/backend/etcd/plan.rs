@@ -48,7 +48,8 @@ impl Plan {
             let effects = run(&mut after, view.stamp());
             Ok::<_, BackendError>((before, after, effects))
         };
-        // Having a place does not make a request valid: a request that would be refused without its place is still refused.
+        // Having a place does not make a request valid: a request that would be refused without its place is still
+        // refused.
         let (mut before, mut after, mut effects) = carry_out(joined)?;
         let refused: BTreeSet<_> = joined.iter().filter(|lease| !after.knows(**lease)).copied().collect();
         if refused.len() != joined.len() {

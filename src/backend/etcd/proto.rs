@@ -1,7 +1,8 @@
-//! The messages of etcd's v3 API that are needed here, with the field numbers of its `rpc.proto`, `kv.proto` and `auth.proto`.
+//! The messages of etcd's v3 API that are needed here, with the field numbers of its `rpc.proto`, `kv.proto` and
+//! `auth.proto`.
 //!
-//! They are written by hand, so that building the crate takes no `protoc`. Fields that are not used are left out: they are skipped when
-//! a message is read. The benches include this file, and use a little more of it.
+//! They are written by hand, so that building the crate takes no `protoc`. Fields that are not used are left out: they
+//! are skipped when a message is read. The benches include this file, and use a little more of it.
 
 use prost::{Enumeration, Message, Oneof};
 

@@ -86,7 +86,8 @@ impl Shared {
         }
     }
 
-    /// Those of a key that are not there any more may be used again. Returns the others: those that may still be made after all.
+    /// Those of a key that are not there any more may be used again. Returns the others: those that may still be made
+    /// after all.
     pub(super) fn detach(&self, key: &str, is_there: impl Fn(LeaseId) -> bool) -> Vec<EtcdLease> {
         let mut attached = self.attached.lock();
         let Some(known) = attached.get_mut(key) else { return Vec::new() };

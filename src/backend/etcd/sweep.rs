@@ -1,7 +1,7 @@
 //! Records that nobody has used for a day are removed.
 //!
-//! etcd has no clock, but its leases expire: a key with a TTL of one day shows that a client has swept within the last day. When that key
-//! is gone, one client removes the idle records that were last written before the previous sweep.
+//! etcd has no clock, but its leases expire: a key with a TTL of one day shows that a client has swept within the last
+//! day. When that key is gone, one client removes the idle records that were last written before the previous sweep.
 
 use std::sync::Arc;
 

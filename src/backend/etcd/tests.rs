@@ -175,8 +175,8 @@ impl World {
         plan.joins.iter().map(|(lease, _)| *lease).collect()
     }
 
-    /// Carries out an operation as an exchange does, and the same on the ledger. What happens in between comes first if it is noticed,
-    /// and otherwise last.
+    /// Carries out an operation as an exchange does, and the same on the ledger. What happens in between comes first if
+    /// it is noticed, and otherwise last.
     fn carry_out(&mut self, operation: &Operation, mut between: Between) {
         self.site.replace_revoked(operation);
         let (outcome, mut joined) = (RefCell::default(), BTreeSet::new());

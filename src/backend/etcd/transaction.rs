@@ -9,8 +9,8 @@ use super::view::View;
 use crate::backend::BackendError;
 use crate::backend::records::Failure;
 
-/// How many comparisons and operations a transaction has at most beside those of the record: etcd allows 128 of each, unless it is told
-/// otherwise.
+/// How many comparisons and operations a transaction has at most beside those of the record: etcd allows 128 of each,
+/// unless it is told otherwise.
 pub(super) const MOST: usize = 96;
 
 impl KeysOf {
@@ -20,7 +20,8 @@ impl KeysOf {
         compare(CompareResult::Equal, CompareTarget::Mod, self.record(), with)
     }
 
-    /// The record has this text. As every grant changes it, it then says of all grants the same as it did when it was read.
+    /// The record has this text. As every grant changes it, it then says of all grants the same as it did when it was
+    /// read.
     pub(super) fn is_text(&self, text: &str) -> Compare {
         let with = CompareWith::Value(text.as_bytes().to_vec());
         compare(CompareResult::Equal, CompareTarget::Value, self.record(), with)

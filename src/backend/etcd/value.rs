@@ -1,4 +1,5 @@
-//! A hold or a place, or what is left of a hold that was ended by force, as it is stored: one line that people can read.
+//! A hold or a place, or what is left of a hold that was ended by force, as it is stored: one line that people can
+//! read.
 
 use crate::backend::ledger::{Party, split};
 use crate::backend::{Kind, LeaseId};
@@ -21,8 +22,8 @@ pub(super) struct Value {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum What {
-    /// A hold under this token, since then: in milliseconds since 1970, by the clock of the client that stored it; 0 if that
-    /// is not known.
+    /// A hold under this token, since then: in milliseconds since 1970, by the clock of the client that stored it; 0 if
+    /// that is not known.
     Hold { token: FencingToken, since: u64 },
     /// A hold that was ended by force: its client is told so until the etcd lease expires.
     Revoked,

@@ -15,12 +15,14 @@ use crate::backend::{BackendError, Kind, LeaseId, Ticket};
 const MAX_CONTENDED: Duration = Duration::from_secs(30);
 /// There is no clock: etcd says which holds and places there are, and times are measured from here.
 const NOW: u64 = 1 << 40;
-/// Tokens are at least this many times the revision. A transaction issues fewer numbers than that only rarely, and then the next numbers are
-/// those after the last one.
+/// Tokens are at least this many times the revision. A transaction issues fewer numbers than that only rarely, and then
+/// the next numbers are those after the last one.
 const NUMBERS_PER_REVISION: u64 = 16;
-/// Tickets are this many times the revision that made the place, and its number among those that were made by one transaction.
+/// Tickets are this many times the revision that made the place, and its number among those that were made by one
+/// transaction.
 const PLACES_PER_REVISION: u64 = 128;
-/// When a waiter reads again for the first time, if it does not know how long the current hold lasts. Waiters further back do so later.
+/// When a waiter reads again for the first time, if it does not know how long the current hold lasts. Waiters further
+/// back do so later.
 const FIRST_LOOK: Duration = Duration::from_secs(1);
 
 #[derive(Clone, Debug)]
@@ -173,7 +175,8 @@ impl View {
         u32::try_from(self.entries.values().filter(is_before).count()).unwrap_or(u32::MAX)
     }
 
-    /// Whether the record can be deleted: without it, numbers continue from the revision, which is greater than the last number.
+    /// Whether the record can be deleted: without it, numbers continue from the revision, which is greater than the
+    /// last number.
     pub(super) fn is_forgettable(&self) -> bool {
         self.head().is_ok_and(|head| head.last_number() < self.stamp().floor)
     }
@@ -219,8 +222,8 @@ impl Stored {
     }
 }
 
-/// The end of something that lasts for this long. Never a whole number of seconds from now, so that it differs from the end of a lease that
-/// begins now.
+/// The end of something that lasts for this long. Never a whole number of seconds from now, so that it differs from the
+/// end of a lease that begins now.
 fn ends(left: Duration) -> u64 {
     NOW + (u64::try_from(left.as_micros()).unwrap_or(u64::MAX / 2) | 1)
 }
@@ -251,8 +254,9 @@ fn unreadable(what: &str) -> BackendError {
     BackendError::WrongType { source: format!("it is not a {what} of this crate").into() }
 }
 
-/// When to look again whether a hold has ended that lasts for so many whole seconds, rounded down. etcd ends a lease up to half a second
-/// late. The first waiter in the queue checks most often: those behind it only have to notice if it has died as well.
+/// When to look again whether a hold has ended that lasts for so many whole seconds, rounded down. etcd ends a lease up
+/// to half a second late. The first waiter in the queue checks most often: those behind it only have to notice if it
+/// has died as well.
 pub(super) fn look_again_in(seconds: Duration, ahead: u32) -> Duration {
     const SOON: Duration = Duration::from_millis(100);
     seconds + SOON * ahead.saturating_add(1).min(100)

@@ -33,7 +33,8 @@ impl Step {
         }
     }
 
-    /// Whether it need not be stored if others have changed the record since: they grant what is free to the same places.
+    /// Whether it need not be stored if others have changed the record since: they grant what is free to the same
+    /// places.
     pub(super) const fn is_grant(&self) -> bool {
         matches!(self, Self::Update { value: Value { what: What::Hold { .. }, .. }, .. })
     }

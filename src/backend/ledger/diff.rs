@@ -5,8 +5,8 @@ use super::{Hold, Ledger, Place};
 use crate::backend::LeaseId;
 use crate::backend::types::Ticket;
 
-/// How a record differs from what it was before some operations, for stores that keep holds and places apart from it. A lease that was
-/// released by force counts as new if it holds or waits again.
+/// How a record differs from what it was before some operations, for stores that keep holds and places apart from it. A
+/// lease that was released by force counts as new if it holds or waits again.
 #[derive(Debug, Default)]
 #[cfg_attr(not(feature = "all-stores"), allow(dead_code, reason = "each store uses a part of it"))]
 pub(in crate::backend) struct Diff {

@@ -1,4 +1,5 @@
-//! For whom something is held or awaited, and its text form: words that people can read, such as ` label="api-7 (pid 4711)"`.
+//! For whom something is held or awaited, and its text form: words that people can read, such as ` label="api-7 (pid
+//! 4711)"`.
 
 use std::fmt::{self, Write};
 use std::sync::Arc;

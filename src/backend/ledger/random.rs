@@ -1,4 +1,5 @@
-//! Random operations, for tests of stores that keep holds and places apart from the record, and what the ledger makes of them.
+//! Random operations, for tests of stores that keep holds and places apart from the record, and what the ledger makes
+//! of them.
 
 use std::cell::RefCell;
 use std::time::Duration;

@@ -44,8 +44,8 @@ impl MysqlBuilder {
             .connect_attributes()
             .cloned()
             .unwrap_or_else(|| HashMap::from([(PROGRAM_NAME.to_owned(), PROGRAM.to_owned())]));
-        // `client_found_rows` off: the count of changed rows must not include rows that were already as requested. `prefer_socket` off: a
-        // local proxy must not be bypassed.
+        // `client_found_rows` off: the count of changed rows must not include rows that were already as requested.
+        // `prefer_socket` off: a local proxy must not be bypassed.
         let opts: Opts = OptsBuilder::from_opts(opts)
             .client_found_rows(false)
             .prefer_socket(false)
@@ -90,9 +90,9 @@ impl MysqlBuilder {
         self
     }
 
-    /// The maximum number of connections of a client, 2 to 64, or 3 to 64 if it waits for named locks: one watches the rows that the client
-    /// waits for, and one is for changes. Of the others, up to half are opened to wait for named locks, and the rest while changes are
-    /// held up by a locked row.
+    /// The maximum number of connections of a client, 2 to 64, or 3 to 64 if it waits for named locks: one watches the
+    /// rows that the client waits for, and one is for changes. Of the others, up to half are opened to wait for named
+    /// locks, and the rest while changes are held up by a locked row.
     ///
     /// Default: 5.
     pub fn max_connections(mut self, connections: usize) -> Self {
@@ -116,8 +116,9 @@ impl MysqlBuilder {
         self
     }
 
-    /// The certificates for TLS, if the URL has `require_ssl=true`; they replace those of the configuration. By default, the authorities
-    /// that the system trusts are used. The server's certificate and its host name are always verified.
+    /// The certificates for TLS, if the URL has `require_ssl=true`; they replace those of the configuration. By
+    /// default, the authorities that the system trusts are used. The server's certificate and its host name are always
+    /// verified.
     pub fn tls(mut self, options: TlsOptions) -> Self {
         self.settings.tls_options = Some(options);
         self
@@ -141,10 +142,11 @@ impl MysqlBuilder {
     ///
     /// * [`Error::InvalidArgument`] if a setting is out of bounds, or no database is given.
     /// * [`Error::Unsupported`] if TLS is required, and this build lacks it.
-    /// * [`Error::StoreUnavailable`] if the server cannot be reached within [`connect_timeout`](Self::connect_timeout), does not currently
-    ///   accept connections, or is read-only.
-    /// * [`Error::StoreRefused`] if it refuses the credentials, is older than MySQL 8.0 or MariaDB 10.5, its database does not exist, or the
-    ///   tables do not exist and cannot be created, do not use InnoDB, have another version or may not be used.
+    /// * [`Error::StoreUnavailable`] if the server cannot be reached within [`connect_timeout`](Self::connect_timeout),
+    ///   does not currently accept connections, or is read-only.
+    /// * [`Error::StoreRefused`] if it refuses the credentials, is older than MySQL 8.0 or MariaDB 10.5, its database
+    ///   does not exist, or the tables do not exist and cannot be created, do not use InnoDB, have another version or
+    ///   may not be used.
     ///
     /// # Cancel safety
     ///
@@ -159,8 +161,8 @@ impl MysqlBuilder {
     ///
     /// # Errors
     ///
-    /// [`Error::InvalidArgument`] if a setting is out of bounds, or no database is given; [`Error::Unsupported`] if TLS is required, and
-    /// this build lacks it; [`Error::StoreUnavailable`] if the crate's own thread cannot be started.
+    /// [`Error::InvalidArgument`] if a setting is out of bounds, or no database is given; [`Error::Unsupported`] if TLS
+    /// is required, and this build lacks it; [`Error::StoreUnavailable`] if the crate's own thread cannot be started.
     pub fn connect_lazy(self) -> Result<MysqlBackend, Error> {
         self.settings.check()?;
         let settings = self.settings.with_tls()?;

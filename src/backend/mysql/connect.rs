@@ -1,4 +1,5 @@
-//! Opening a session: at whichever server and address answers, its settings, and whether the server and its tables can be used.
+//! Opening a session: at whichever server and address answers, its settings, and whether the server and its tables can
+//! be used.
 
 use std::net::SocketAddr;
 
@@ -12,7 +13,8 @@ use super::statement::IDLE;
 use crate::backend::records::Failure;
 use crate::backend::sql::{self, Host, Place};
 
-/// How long a statement waits for a row that another client has locked, in seconds: as long as a stalled client can keep it.
+/// How long a statement waits for a row that another client has locked, in seconds: as long as a stalled client can
+/// keep it.
 const LOCK_WAIT: u32 = 1;
 /// The oldest versions that have all that is needed.
 const OLDEST: (u32, u32) = (8, 0);

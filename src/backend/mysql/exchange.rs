@@ -1,4 +1,5 @@
-//! Reading and writing records: as many statements in one exchange as there are records, a contended one while its named lock is held.
+//! Reading and writing records: as many statements in one exchange as there are records, a contended one while its
+//! named lock is held.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -89,8 +90,8 @@ impl sql::Session for Session {
         found.iter().flat_map(|answer| &answer.rows).map(|row| value(row, 0)).collect()
     }
 
-    /// Waits for the named lock of the record. Other clients may still write in between, if they do not know that the record is contended,
-    /// or have waited for too long. If there are no named locks, there are no turns.
+    /// Waits for the named lock of the record. Other clients may still write in between, if they do not know that the
+    /// record is contended, or have waited for too long. If there are no named locks, there are no turns.
     async fn begin_turn(&mut self, key: &str) -> Result<Option<Read>, Failure> {
         if !self.watch.may_use_locks() {
             return Ok(None);
@@ -154,8 +155,8 @@ fn wrote(answer: &Answer, asked: Instant) -> Wrote {
     }
     // The answer lacks the version if, for instance, a trigger on the table has changed `LAST_INSERT_ID`.
     let version = answer.id.and_then(|id| i64::try_from(id).ok());
-    // It is the time when the record was written. If it is ahead of that, a change of the cached record is not written before the time has
-    // come, so the record is read.
+    // It is the time when the record was written. If it is ahead of that, a change of the cached record is not written
+    // before the time has come, so the record is read.
     Wrote::Stored(version.map(|version| Written::new(version, version, asked)))
 }
 

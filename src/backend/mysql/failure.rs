@@ -8,7 +8,8 @@ use crate::backend::records::{Failure, Remedy};
 
 /// The numbers of errors, as in the manuals of MySQL and MariaDB; `docs/mysql.md` has them all in one table.
 mod code {
-    /// Another client was changing the same rows, or the statement was interrupted. The last is MariaDB's: changed since it was read.
+    /// Another client was changing the same rows, or the statement was interrupted. The last is MariaDB's: changed
+    /// since it was read.
     pub(super) const REPEAT: [u16; 6] = [1062, 1205, 1213, 3572, 1317, 1020];
 
     /// Accounts, databases and their rights, and what a server does not tell strangers.
@@ -45,7 +46,8 @@ impl From<Error> for Failure {
     }
 }
 
-/// MySQL requests this method of authentication for accounts that do not exist, too, so as not to reveal which accounts exist.
+/// MySQL requests this method of authentication for accounts that do not exist, too, so as not to reveal which accounts
+/// exist.
 fn login_unknown(plugin: &str) -> Failure {
     Failure::refused(format!(
         "it does not know this user, or authenticates the user with the plugin `{plugin}`, which is not supported"
@@ -85,7 +87,8 @@ pub(super) fn while_opening(failure: Failure) -> Failure {
     Failure { remedy: if is_final { Remedy::Fix } else { Remedy::NotNow }, ..failure }
 }
 
-/// Whether the server has answered that it does not do this for the client: not that it is busy, or that the session has ended.
+/// Whether the server has answered that it does not do this for the client: not that it is busy, or that the session
+/// has ended.
 pub(super) fn is_declined(failure: &Failure) -> bool {
     failure.is_certain && matches!(failure.remedy, Remedy::Fix | Remedy::Reconnect)
 }

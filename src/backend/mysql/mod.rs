@@ -49,8 +49,9 @@ pub use settings::MysqlPush;
 
 /// Leases in a table of a MySQL or MariaDB database.
 ///
-/// Each client has two connections, one for changes and one that watches the rows it waits for, and opens more to wait for named locks, and
-/// for changes while they are held up by locked rows. See `docs/mysql.md` for what this store guarantees and what it does not.
+/// Each client has two connections, one for changes and one that watches the rows it waits for, and opens more to wait
+/// for named locks, and for changes while they are held up by locked rows. See `docs/mysql.md` for what this store
+/// guarantees and what it does not.
 pub struct MysqlBackend(LedgerBackend<Store<Mysql>>);
 
 backend_on_ledger!(MysqlBackend);
@@ -70,17 +71,20 @@ impl MysqlBackend {
         Self::builder(url)?.connect().await
     }
 
-    /// A builder for the server in a configuration. `prefer_socket` and `client_found_rows` are turned off, and pool settings are ignored.
+    /// A builder for the server in a configuration. `prefer_socket` and `client_found_rows` are turned off, and pool
+    /// settings are ignored.
     pub fn builder_from_opts(opts: impl Into<mysql_async::Opts>) -> MysqlBuilder {
         MysqlBuilder::new(opts.into())
     }
 
-    /// A builder with the server, the credentials and the TLS settings of a pool. A pool does not expose them, so this briefly borrows
-    /// one of its connections to read them. The store opens its own connections and takes no others from the pool.
+    /// A builder with the server, the credentials and the TLS settings of a pool. A pool does not expose them, so this
+    /// briefly borrows one of its connections to read them. The store opens its own connections and takes no others
+    /// from the pool.
     ///
     /// # Errors
     ///
-    /// [`Error::StoreUnavailable`] if the pool provides no connection within 2 s; [`Error::StoreRefused`] if the server rejects the credentials.
+    /// [`Error::StoreUnavailable`] if the pool provides no connection within 2 s; [`Error::StoreRefused`] if the server
+    /// rejects the credentials.
     ///
     /// # Cancel safety
     ///

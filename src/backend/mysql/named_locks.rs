@@ -7,8 +7,8 @@ use crate::backend::LeaseId;
 
 /// The named lock of a lease without known waiters is taken only after this time: most leases are released before.
 const TAKE_AFTER: Duration = Duration::from_millis(5);
-/// When to retry taking a named lock that a waiting client has just acquired; that client will find that the lease still holds, and
-/// release it.
+/// When to retry taking a named lock that a waiting client has just acquired; that client will find that the lease
+/// still holds, and release it.
 const RETRY: Duration = Duration::from_millis(2);
 /// The maximum number of named locks held. Clients that wait behind other leases poll.
 const MAX_HELD: usize = 1024;
@@ -158,8 +158,8 @@ pub(super) fn release(leases: &[LeaseId]) -> String {
     format!("SELECT {}", each.join(", "))
 }
 
-/// Waits until this lock is free, for at most this many seconds, and does not keep it: 1 if it was acquired, 0 if not, NULL if it could not
-/// be waited for.
+/// Waits until this lock is free, for at most this many seconds, and does not keep it: 1 if it was acquired, 0 if not,
+/// NULL if it could not be waited for.
 pub(super) fn wait(lease: LeaseId, seconds: u64) -> String {
     let name = format!("{PREFIX}{lease}");
     format!("SELECT CASE GET_LOCK('{name}', {seconds}) WHEN 1 THEN RELEASE_LOCK('{name}') WHEN 0 THEN 0 END")

@@ -7,8 +7,8 @@ use crate::backend::records::Failure;
 use crate::backend::sql::check_version;
 
 /// The tables of this crate, as statements that create them if they do not exist. A client does the same unless
-/// [`MysqlBuilder::create`](super::MysqlBuilder::create) is off, in the database that its URL names. Users of the tables need
-/// `SELECT, INSERT, UPDATE, DELETE` on both.
+/// [`MysqlBuilder::create`](super::MysqlBuilder::create) is off, in the database that its URL names. Users of the
+/// tables need `SELECT, INSERT, UPDATE, DELETE` on both.
 // Nothing of this is undone if it is interrupted: where the last table exists, so does everything else.
 pub const SCHEMA: &str = "\
 CREATE TABLE IF NOT EXISTS leasehold_meta (
@@ -88,8 +88,8 @@ const LACKS_PERMISSIONS: &str = "no permission on the tables: GRANT SELECT, INSE
 /// Errors for missing rights: on a table, on a column, on a database.
 const DENIED: [&str; 3] = ["(error 1142)", "(error 1143)", "(error 1044)"];
 
-/// Makes sure that the tables are there, in InnoDB, of the right version, and that this user may use them. Nothing is created if one of
-/// those that exist is of no use.
+/// Makes sure that the tables are there, in InnoDB, of the right version, and that this user may use them. Nothing is
+/// created if one of those that exist is of no use.
 pub(super) async fn prepare(session: &mut Session, tables: &[Table], create: bool) -> Result<(), Failure> {
     tables.iter().try_for_each(Table::check_columns)?;
     tables.iter().try_for_each(Table::check_engine)?;

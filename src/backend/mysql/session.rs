@@ -13,7 +13,8 @@ use super::tls;
 use super::watch::Watch;
 use crate::backend::records::Failure;
 
-/// A connection that was not used for that long is tried before something is written: it may have been closed meanwhile.
+/// A connection that was not used for that long is tried before something is written: it may have been closed
+/// meanwhile.
 const PROBE_AFTER: Duration = Duration::from_millis(500);
 
 /// A connection to the server. The caller sets a time limit for `connect` and `run`.

@@ -18,7 +18,8 @@ pub enum MysqlPush {
     /// [`max_connections`](super::MysqlBuilder::max_connections) allows. For other keys, and for semaphores, it polls.
     #[default]
     GetLock,
-    /// It polls, with one query for all keys that it waits for: every 10 ms if it is next, down to once every 100 ms if it is not.
+    /// It polls, with one query for all keys that it waits for: every 10 ms if it is next, down to once every 100 ms if
+    /// it is not.
     Off,
 }
 

@@ -1,5 +1,5 @@
-//! The statements, as text, because only in this form does MySQL accept several of them in one exchange. Keys and records are written in
-//! hexadecimal, which means the same under all session settings.
+//! The statements, as text, because only in this form does MySQL accept several of them in one exchange. Keys and
+//! records are written in hexadecimal, which means the same under all session settings.
 
 use super::view::View;
 use crate::backend::sql::Changed;
@@ -7,24 +7,25 @@ use crate::backend::sql::Changed;
 /// The server's time of day, in microseconds, when it is evaluated. Sessions are in UTC.
 pub(super) const NOW: &str = "TIMESTAMPDIFF(MICROSECOND, '1970-01-01', SYSDATE(6))";
 
-/// How long a stalled client may keep the named lock of a contended record before the server ends its session, and how long other clients wait
-/// for it, in seconds: the minimum.
+/// How long a stalled client may keep the named lock of a contended record before the server ends its session, and how
+/// long other clients wait for it, in seconds: the minimum.
 const LOCK_SECONDS: u32 = 1;
 /// How long a session may be idle otherwise, in seconds.
 pub(super) const IDLE: u32 = 24 * 60 * 60;
-/// How old what was read may be when a record is inserted, in microseconds: since, there may have been one that was removed again.
+/// How old what was read may be when a record is inserted, in microseconds: since, there may have been one that was
+/// removed again.
 const INSERT_WITHIN: i64 = 60_000_000;
 
-/// These records, and then the time with the number that all those issued by records that were removed are below: read after the records,
-/// so that it covers what was removed before.
+/// These records, and then the time with the number that all those issued by records that were removed are below: read
+/// after the records, so that it covers what was removed before.
 pub(super) fn read<'a>(keys: impl Iterator<Item = &'a str>) -> [String; 2] {
     let keys: Vec<_> = keys.map(hex).collect();
     [format!("SELECT k, version, doc FROM leasehold WHERE k IN ({})", keys.join(", ")), clock()]
 }
 
-/// Waits for the named lock of a contended record, for at most a second, and reads the record. A client that has the lock can write without
-/// conflicts; a client that does not get it may still try. Waiting for the row itself would be slow: while it grows, InnoDB copies the
-/// locks of all sessions that wait for it.
+/// Waits for the named lock of a contended record, for at most a second, and reads the record. A client that has the
+/// lock can write without conflicts; a client that does not get it may still try. Waiting for the row itself would be
+/// slow: while it grows, InnoDB copies the locks of all sessions that wait for it.
 pub(super) fn read_in_turn(key: &str) -> Vec<String> {
     let mut statements = vec![
         format!("SET SESSION wait_timeout = {LOCK_SECONDS}"),
@@ -49,8 +50,8 @@ fn lock_name(key: &str) -> String {
     format!("CONCAT('lh:', SHA2(CONCAT(DATABASE(), '/', {}), 224))", hex(key))
 }
 
-/// Locks those of these records that there are, until the transaction ends. It fails if another client has locked one, which must not keep the
-/// others waiting.
+/// Locks those of these records that there are, until the transaction ends. It fails if another client has locked one,
+/// which must not keep the others waiting.
 pub(super) fn lock_without_waiting<'a>(keys: impl Iterator<Item = &'a str>) -> String {
     let keys: Vec<_> = keys.map(hex).collect();
     format!("SELECT version FROM leasehold WHERE k IN ({}) FOR UPDATE NOWAIT", keys.join(", "))
@@ -60,8 +61,8 @@ fn clock() -> String {
     format!("SELECT {NOW}, (SELECT value FROM leasehold_meta WHERE name = 'floor')")
 }
 
-/// Writes a record, unless another client has changed it or it is too late. The statement then changes no row; otherwise it changes one,
-/// and its `LAST_INSERT_ID` is the new version: the time, unless the version was ahead of it.
+/// Writes a record, unless another client has changed it or it is too late. The statement then changes no row;
+/// otherwise it changes one, and its `LAST_INSERT_ID` is the new version: the time, unless the version was ahead of it.
 pub(super) fn write(key: &str, record: &Changed<View>) -> String {
     let Changed { version, now, until, doc, .. } = record;
     let (key, doc) = (hex(key), hex(doc));

@@ -22,7 +22,8 @@ pub(super) fn with_tls(opts: Opts, options: &TlsOptions, address: &str) -> Resul
     // Invalid certificates are reported before anything is opened.
     Tls::new(options, address)?;
     if rustls::crypto::CryptoProvider::get_default().is_none() {
-        // The client takes what the process has chosen, or panics if that is undecided. An error means that it has been decided meanwhile.
+        // The client takes what the process has chosen, or panics if that is undecided. An error means that it has been
+        // decided meanwhile.
         drop(rustls::crypto::ring::default_provider().install_default());
     }
     let identity = options

@@ -1,4 +1,5 @@
-//! `mysql://[user[:password]@]host[:port][,host...]/database[?option=value&...]`, as `mysql_async` and sqlx take it, with more options.
+//! `mysql://[user[:password]@]host[:port][,host...]/database[?option=value&...]`, as `mysql_async` and sqlx take it,
+//! with more options.
 
 use mysql_async::{Opts, UrlError};
 
@@ -10,8 +11,8 @@ use crate::backend::url_parts::{
 };
 use crate::error::Error;
 
-/// Those of this crate, those of `mysql_async` and sqlx that make sense here, and those that mean nothing here: this crate has no pool,
-/// prepares no statements, and makes all settings of its sessions.
+/// Those of this crate, those of `mysql_async` and sqlx that make sense here, and those that mean nothing here: this
+/// crate has no pool, prepares no statements, and makes all settings of its sessions.
 const OPTIONS: &[UrlOption<MysqlBuilder>] = &[
     set(&["connect_timeout"], |builder, value| Ok(builder.connect_timeout(value.duration()?))),
     set(&["reply_timeout"], |builder, value| Ok(builder.reply_timeout(value.duration()?))),

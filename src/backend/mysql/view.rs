@@ -15,8 +15,8 @@ pub(super) struct View {
     pub(super) places: Vec<Place>,
     /// How many places of other clients there are before the client's first one.
     pub(super) before: usize,
-    /// The lease of another client that must end before the first place is served: the one ahead of it in the queue, or otherwise the
-    /// holder.
+    /// The lease of another client that must end before the first place is served: the one ahead of it in the queue, or
+    /// otherwise the holder.
     pub(super) behind: Option<LeaseId>,
     /// Whether other clients wait.
     pub(super) others_wait: bool,

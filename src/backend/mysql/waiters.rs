@@ -1,4 +1,5 @@
-//! The connections that wait for named locks of other clients. Each waits for one at a time. They are opened when they are needed.
+//! The connections that wait for named locks of other clients. Each waits for one at a time. They are opened when they
+//! are needed.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -41,7 +42,8 @@ impl Waiters {
         Self { server, count: Mutex::default(), called: Notify::new(), closing }
     }
 
-    /// Makes sure that connections wait for all requested named locks. Called on the runtime on which the connections run.
+    /// Makes sure that connections wait for all requested named locks. Called on the runtime on which the connections
+    /// run.
     pub(super) fn call(self: &Arc<Self>) {
         if !self.server.watch.has_to_wait_for() {
             return;

@@ -1,9 +1,10 @@
-//! What this client waits for, and which of its leases other clients may wait for: updated by everything that it reads and writes.
+//! What this client waits for, and which of its leases other clients may wait for: updated by everything that it reads
+//! and writes.
 //!
-//! The server notifies no client of its grants. So a client checks the records of the keys it waits for, all with one query, and, unless
-//! that is turned off, waits for named locks: each lease has one, which its client holds while the lease holds or waits. The next client
-//! in the queue waits in the server for the named lock of the lease before its own, and reads the record once it has acquired that named
-//! lock.
+//! The server notifies no client of its grants. So a client checks the records of the keys it waits for, all with one
+//! query, and, unless that is turned off, waits for named locks: each lease has one, which its client holds while the
+//! lease holds or waits. The next client in the queue waits in the server for the named lock of the lease before its
+//! own, and reads the record once it has acquired that named lock.
 
 use std::collections::{BTreeSet, HashMap, VecDeque};
 use std::sync::Arc;
@@ -94,8 +95,8 @@ struct Waiting {
     lease: Option<LeaseRef>,
 }
 
-/// A lease whose named lock was free. If the record still contains the lease, its client does not hold the named lock (yet). The next
-/// wait for it then starts after a pause, because the lock would be free again at once.
+/// A lease whose named lock was free. If the record still contains the lease, its client does not hold the named lock
+/// (yet). The next wait for it then starts after a pause, because the lock would be free again at once.
 #[derive(Clone, Copy, Debug)]
 struct Unlocked {
     lease: LeaseId,
@@ -151,7 +152,8 @@ impl Watch {
         Self { state: Mutex::new(state), changed: Notify::new() }
     }
 
-    /// The events from now on, for the client with this id, which never changes. A later stream replaces an earlier one.
+    /// The events from now on, for the client with this id, which never changes. A later stream replaces an earlier
+    /// one.
     pub(super) fn open(&self, client: Uuid) -> BoxStream<'static, Event> {
         let mut state = self.state.lock();
         state.client = Some(client);
@@ -232,7 +234,8 @@ impl Watch {
         state.locks.restart(is_on);
     }
 
-    /// Tries named locks again, some time after the server refused one. Called while there is a session that can hold them.
+    /// Tries named locks again, some time after the server refused one. Called while there is a session that can hold
+    /// them.
     pub(super) fn use_locks_again(&self) {
         let mut state = self.state.lock();
         if state.waiters > 0 && !state.locks.is_on() && state.may_use_locks() {
@@ -245,7 +248,8 @@ impl Watch {
         self.state.lock().may_use_locks()
     }
 
-    /// The server has refused a named lock. The client does without them for some time: it polls, and changes records without turns.
+    /// The server has refused a named lock. The client does without them for some time: it polls, and changes records
+    /// without turns.
     pub(super) fn give_up_locks(&self, why: &Failure) {
         let is_known = self.state.lock().no_locks_until.replace(Instant::now() + AFTER_REFUSAL).is_some();
         if !is_known {
@@ -273,7 +277,8 @@ impl Watch {
         !self.state.lock().to_wait_for.is_empty()
     }
 
-    /// A connection no longer waits for the named lock of a lease: it was free, the time limit has passed, or the wait failed.
+    /// A connection no longer waits for the named lock of a lease: it was free, the time limit has passed, or the wait
+    /// failed.
     pub(super) fn waited(&self, Wait { key, lease, .. }: &Wait, outcome: Waited) {
         let mut state = self.state.lock();
         state.waiting -= 1;
@@ -446,8 +451,8 @@ impl Watched {
     fn pause(&self) -> Duration {
         match self.unlocked.filter(|unlocked| Some(unlocked.lease) == self.behind) {
             Some(unlocked) => unlocked.pause.min(pause(self.before, false)),
-            // The client ahead may have joined only just now and still be taking its named lock. The more places ahead, the less urgent
-            // this is.
+            // The client ahead may have joined only just now and still be taking its named lock. The more places ahead,
+            // the less urgent this is.
             None => PAUSE * u32::try_from(self.before).unwrap_or(u32::MAX).min(MAX_PAUSES),
         }
     }

@@ -1,4 +1,5 @@
-//! The connection that looks at the records of the keys that the client waits for, and holds the named locks of its leases.
+//! The connection that looks at the records of the keys that the client waits for, and holds the named locks of its
+//! leases.
 
 use std::collections::HashMap;
 use std::sync::Arc;

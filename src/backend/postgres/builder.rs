@@ -40,8 +40,8 @@ impl PostgresBuilder {
         self
     }
 
-    /// How long the server may take to answer, 1 ms to 1 h. After that, the client abandons the connection. The server cancels a statement
-    /// that takes longer.
+    /// How long the server may take to answer, 1 ms to 1 h. After that, the client abandons the connection. The server
+    /// cancels a statement that takes longer.
     ///
     /// Default: 2 s.
     pub fn reply_timeout(mut self, timeout: Duration) -> Self {
@@ -49,8 +49,8 @@ impl PostgresBuilder {
         self
     }
 
-    /// The maximum number of connections of a client, 2 to 64: one for notifications, and one for changes; the others are opened
-    /// while changes are held up by a locked row.
+    /// The maximum number of connections of a client, 2 to 64: one for notifications, and one for changes; the others
+    /// are opened while changes are held up by a locked row.
     ///
     /// Default: 5.
     pub fn max_connections(mut self, connections: usize) -> Self {
@@ -66,18 +66,19 @@ impl PostgresBuilder {
         self
     }
 
-    /// The schema that contains the tables, which must exist: 1 to 63 letters (`a-z`, `A-Z`), digits and `_`, not beginning with a
-    /// digit, and case-sensitive. Clients whose schemas differ use different tables, so their locks do not exclude each other.
+    /// The schema that contains the tables, which must exist: 1 to 63 letters (`a-z`, `A-Z`), digits and `_`, not
+    /// beginning with a digit, and case-sensitive. Clients whose schemas differ use different tables, so their locks do
+    /// not exclude each other.
     ///
-    /// Default: the tables are looked for in the `search_path` of the session, and created in the first schema of it that exists. Roles
-    /// may differ in that; connecting warns if there are tables in several schemas.
+    /// Default: the tables are looked for in the `search_path` of the session, and created in the first schema of it
+    /// that exists. Roles may differ in that; connecting warns if there are tables in several schemas.
     pub fn schema(mut self, schema: impl Into<String>) -> Self {
         self.settings = self.settings.with_schema(schema.into());
         self
     }
 
-    /// The certificates for TLS, if the URL has `sslmode=require`. By default, the authorities that the system trusts are used. The
-    /// server's certificate and its host name are always verified.
+    /// The certificates for TLS, if the URL has `sslmode=require`. By default, the authorities that the system trusts
+    /// are used. The server's certificate and its host name are always verified.
     pub fn tls(mut self, options: TlsOptions) -> Self {
         self.settings.tls_options = Some(options);
         self
@@ -95,11 +96,11 @@ impl PostgresBuilder {
     ///
     /// * [`Error::InvalidArgument`] if a setting is out of bounds, or no host is given.
     /// * [`Error::Unsupported`] if TLS is required, and this build lacks it.
-    /// * [`Error::StoreUnavailable`] if the server cannot be reached within [`connect_timeout`](Self::connect_timeout), does not currently
-    ///   accept connections, or is a standby.
-    /// * [`Error::StoreRefused`] if it refuses the credentials, is older than PostgreSQL 12, its database does not exist or is not
-    ///   encoded in UTF-8, the tables do not exist and cannot be created, were not made by this crate, have another version or may not be used, or the connection
-    ///   goes through a pooler in transaction mode.
+    /// * [`Error::StoreUnavailable`] if the server cannot be reached within [`connect_timeout`](Self::connect_timeout),
+    ///   does not currently accept connections, or is a standby.
+    /// * [`Error::StoreRefused`] if it refuses the credentials, is older than PostgreSQL 12, its database does not
+    ///   exist or is not encoded in UTF-8, the tables do not exist and cannot be created, were not made by this crate,
+    ///   have another version or may not be used, or the connection goes through a pooler in transaction mode.
     ///
     /// # Cancel safety
     ///
@@ -114,8 +115,8 @@ impl PostgresBuilder {
     ///
     /// # Errors
     ///
-    /// [`Error::InvalidArgument`] if a setting is out of bounds, or no host is given; [`Error::Unsupported`] if TLS is required, and this
-    /// build lacks it; [`Error::StoreUnavailable`] if this crate's own thread cannot be started.
+    /// [`Error::InvalidArgument`] if a setting is out of bounds, or no host is given; [`Error::Unsupported`] if TLS is
+    /// required, and this build lacks it; [`Error::StoreUnavailable`] if this crate's own thread cannot be started.
     pub fn connect_lazy(self) -> Result<PostgresBackend, Error> {
         self.settings.check()?;
         let settings = self.settings.with_tls()?;

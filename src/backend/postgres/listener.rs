@@ -125,7 +125,8 @@ impl Listener {
 
     fn send(&self, event: Event) {
         let inbox = self.inbox.lock();
-        // Any user of the database can send notifications, so those that do not name a lease of this client are ignored.
+        // Any user of the database can send notifications, so those that do not name a lease of this client are
+        // ignored.
         if event.lease().is_none_or(|lease| Some(lease.client()) == inbox.client) {
             inbox.events.send(event);
         }

@@ -1,5 +1,5 @@
-//! Whether there is a pooler in between that has each transaction of a client run in another session. Tested before any setting is made,
-//! which would then be made for others.
+//! Whether there is a pooler in between that has each transaction of a client run in another session. Tested before any
+//! setting is made, which would then be made for others.
 
 use futures::StreamExt;
 use futures::future::{join, ready};
@@ -17,7 +17,8 @@ const SESSION: &str = "SELECT pg_backend_pid()";
 /// A limit that the role has for transactions is for others. This setting ends with the transaction.
 const BEGIN: &str = "BEGIN; SET LOCAL idle_in_transaction_session_timeout = '10s'";
 
-/// Whether the connection has been checked for a pooler, and the sessions opened for that check that have not been used yet.
+/// Whether the connection has been checked for a pooler, and the sessions opened for that check that have not been used
+/// yet.
 #[derive(Default)]
 pub(super) struct PoolerCheck {
     /// How the latest check went. Those that come meanwhile wait for it.
@@ -74,7 +75,8 @@ impl PoolerCheck {
 ///
 /// # Errors
 ///
-/// Refused, if two connections were seen to share a session, or one to have several, or if the notification does not arrive.
+/// Refused, if two connections were seen to share a session, or one to have several, or if the notification does not
+/// arrive.
 async fn test(settings: &Settings, end: Instant) -> Result<(Listening, Session), Failure> {
     // Of the same server.
     let both = async |config| {

@@ -8,8 +8,8 @@ use crate::backend::records::Failure;
 use crate::backend::sql::{check_version, missing as missing_answer};
 
 /// The tables of this crate, as statements that create them if they do not exist. A client does the same unless
-/// [`PostgresBuilder::create`](super::PostgresBuilder::create) is off, in the first schema of its `search_path`. Users of the tables need
-/// `SELECT, INSERT, UPDATE, DELETE` on both.
+/// [`PostgresBuilder::create`](super::PostgresBuilder::create) is off, in the first schema of its `search_path`. Users
+/// of the tables need `SELECT, INSERT, UPDATE, DELETE` on both.
 pub const SCHEMA: &str = "\
 CREATE TABLE IF NOT EXISTS leasehold (
     key text COLLATE \"C\" PRIMARY KEY,
@@ -24,8 +24,8 @@ INSERT INTO leasehold_meta VALUES ('schema', 1), ('floor', 0), ('swept', 0) ON C
 ";
 
 /// Whether both tables exist; in which schema they are, or would be created; which of them lack columns.
-// `to_regclass` sees a table earlier than the rest of the query, if another client is just creating it: so what the columns belong to is
-// looked up as well.
+// `to_regclass` sees a table earlier than the rest of the query, if another client is just creating it: so what the
+// columns belong to is looked up as well.
 pub(super) const FOUND: &str = "to_regclass('leasehold') IS NOT NULL AND to_regclass('leasehold_meta') IS NOT NULL, \
      coalesce((SELECT n.nspname FROM pg_class AS c JOIN pg_namespace AS n ON n.oid = c.relnamespace \
      WHERE c.oid = to_regclass('leasehold')), current_schema()), \
@@ -57,7 +57,8 @@ const WITHOUT_USAGE: &str = "SELECT string_agg(quote_ident(nspname), ', ') FROM 
      WHERE nspname = CASE trim(path.name, '\"') WHEN '$user' THEN current_user ELSE trim(path.name, '\"') END \
      AND NOT has_schema_privilege(nspname, 'USAGE')";
 
-/// Creating the same table from two clients at once fails, so they take turns. An arbitrary number that no other program is likely to use.
+/// Creating the same table from two clients at once fails, so they take turns. An arbitrary number that no other
+/// program is likely to use.
 const LOCK: &str = "SELECT pg_advisory_xact_lock(6841273905571203)";
 
 const PERMISSIONS: &str = "SELECT \
@@ -66,8 +67,8 @@ const PERMISSIONS: &str = "SELECT \
      has_table_privilege('leasehold_meta', 'SELECT') AND has_table_privilege('leasehold_meta', 'INSERT') AND \
      has_table_privilege('leasehold_meta', 'UPDATE') AND has_table_privilege('leasehold_meta', 'DELETE')";
 
-/// Makes sure that the tables are there, of the right version, and that this user may use them. Nothing is created if one of those that
-/// exist belongs to another program.
+/// Makes sure that the tables are there, of the right version, and that this user may use them. Nothing is created if
+/// one of those that exist belongs to another program.
 pub(super) async fn prepare(client: &Client, found: &Found, settings: &Settings) -> Result<(), Failure> {
     let Some(schema) = &found.schema else { return Err(no_schema(client, settings).await?) };
     if let Some(foreign) = &found.foreign {
@@ -105,8 +106,8 @@ async fn no_schema(client: &Client, settings: &Settings) -> Result<Failure, Fail
 }
 
 async fn create_tables(client: &Client, schema: &str) -> Result<(), Failure> {
-    // Creating the tables takes as long as the disk needs, and other clients wait for it: only the limits for a statement and for
-    // connecting apply.
+    // Creating the tables takes as long as the disk needs, and other clients wait for it: only the limits for a
+    // statement and for connecting apply.
     let wait = "SET LOCAL lock_timeout = 0";
     let created = client.batch_execute(&format!("BEGIN; {wait}; {LOCK}; {SCHEMA} COMMIT")).await;
     let Err(error) = created else { return Ok(()) };

@@ -1,4 +1,5 @@
-//! The server, as one client sees it: opening sessions that can be used, within the time limit, and after a test for a pooler.
+//! The server, as one client sees it: opening sessions that can be used, within the time limit, and after a test for a
+//! pooler.
 
 use std::sync::Arc;
 

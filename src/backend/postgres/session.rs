@@ -22,8 +22,8 @@ use crate::runtime::spawn;
 
 /// How long a client that stands still may keep a row locked before the server ends its session.
 const ROW_LOCK: Duration = Duration::from_millis(500);
-/// How long a statement waits for a row that another client has locked: longer than `ROW_LOCK`, after which the server ends that client's
-/// session.
+/// How long a statement waits for a row that another client has locked: longer than `ROW_LOCK`, after which the server
+/// ends that client's session.
 const LOCK_WAIT: Duration = Duration::from_millis(1000);
 /// How long closing an unneeded session may take.
 const CLOSE_TIMEOUT: Duration = Duration::from_secs(1);

@@ -14,8 +14,8 @@ macro_rules! now {
 /// A statement.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Sql {
-    /// The time, and some records, in the order of their keys ($1). For a missing record, a number greater than all those issued by
-    /// removed records.
+    /// The time, and some records, in the order of their keys ($1). For a missing record, a number greater than all
+    /// those issued by removed records.
     Read,
     /// The same of one record.
     ReadOne,
@@ -23,16 +23,17 @@ pub(super) enum Sql {
     Lock,
     /// The time, and that number: read after a record was locked.
     Clock,
-    /// Writes a record ($1) that has not been changed since it was of this version ($2), unless it is later than a time ($4). Returns its
-    /// new version, and the time.
+    /// Writes a record ($1) that has not been changed since it was of this version ($2), unless it is later than a time
+    /// ($4). Returns its new version, and the time.
     Update,
     /// The same, and sends messages ($6) on channels ($5) with it.
     UpdateAndTell,
-    /// Writes a record ($1) that did not exist at a time ($3) that is not long ago: since, there may have been one that was removed
-    /// again. Returns the same.
+    /// Writes a record ($1) that did not exist at a time ($3) that is not long ago: since, there may have been one that
+    /// was removed again. Returns the same.
     Insert,
-    /// Writes records ($1), of these versions ($2) or new, unless another client has changed them or is about to, or it is later than a
-    /// time ($8), and sends messages ($7) on channels ($6) with those of them ($5) that it has written. Returns the keys of those, and the same.
+    /// Writes records ($1), of these versions ($2) or new, unless another client has changed them or is about to, or it
+    /// is later than a time ($8), and sends messages ($7) on channels ($6) with those of them ($5) that it has written.
+    /// Returns the keys of those, and the same.
     Write,
     /// Records that nobody has used since a time ($2), in the order of their keys, after a key ($1).
     Idle,

@@ -1,4 +1,5 @@
-//! `postgres://[user[:password]@]host[:port][,host...][/database][?option=value&...]`, as `tokio_postgres` takes it, with more options.
+//! `postgres://[user[:password]@]host[:port][,host...][/database][?option=value&...]`, as `tokio_postgres` takes it,
+//! with more options.
 
 use tokio_postgres::Config;
 use tokio_postgres::config::SslMode;
@@ -9,7 +10,8 @@ use crate::backend::url_parts::{
 };
 use crate::error::Error;
 
-/// Those of this crate, those of `tokio_postgres` that make sense here, and those of libpq and sqlx that mean nothing here.
+/// Those of this crate, those of `tokio_postgres` that make sense here, and those of libpq and sqlx that mean nothing
+/// here.
 const OPTIONS: &[UrlOption<PostgresBuilder>] = &[
     set(&["connect_timeout"], |builder, value| {
         // Whole seconds, as others write it.

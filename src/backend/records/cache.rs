@@ -30,7 +30,8 @@ impl<R> Default for Cache<R> {
 
 impl<R: Cached> Cache<R> {
     pub(super) fn insert(&mut self, key: &Arc<str>, record: R) {
-        // With thousands of guards, all records are recent, and scanning them for each one would cost more than the renewals.
+        // With thousands of guards, all records are recent, and scanning them for each one would cost more than the
+        // renewals.
         if self.records.len() >= MAX_RECORDS && self.purged.is_none_or(|at| at.elapsed() >= PURGE_INTERVAL) {
             self.records.retain(|_, record| record.is_recent());
             self.purged = Some(Instant::now());

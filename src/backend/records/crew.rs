@@ -1,4 +1,5 @@
-//! What is known of all connections for changes: which of them are idle, which answer, and whether another one may be opened.
+//! What is known of all connections for changes: which of them are idle, which answer, and whether another one may be
+//! opened.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -10,7 +11,8 @@ use super::failure::{Failure, Remedy};
 
 /// How long a change waits for a busy connection before another connection is opened.
 const HELD_UP: Duration = Duration::from_millis(50);
-/// How long no further connection is opened after one was refused, while others work: it grows from the first of these to the second.
+/// How long no further connection is opened after one was refused, while others work: it grows from the first of these
+/// to the second.
 const REFUSED_PAUSES: (Duration, Duration) = (Duration::from_millis(200), Duration::from_secs(5));
 
 /// What is known of all workers.
@@ -23,8 +25,8 @@ pub(super) struct Crew {
     pub(super) is_starting: bool,
     /// After a further connection was refused: for how long no other one is tried, and since when.
     pub(super) refused: Option<(Duration, Instant)>,
-    /// When a request was sent that was not answered in time. A connection that has not answered since is replaced before it is used: it may
-    /// lead to the same server that hangs.
+    /// When a request was sent that was not answered in time. A connection that has not answered since is replaced
+    /// before it is used: it may lead to the same server that hangs.
     pub(super) unanswered: Option<Instant>,
 }
 
@@ -60,8 +62,8 @@ impl Crew {
         self.members.iter().filter(move |(other, _)| **other != number).map(|(_, member)| member)
     }
 
-    /// Whether another connection works, after this one has failed. If the server declines, it does answer. If it cannot be reached, only an
-    /// answer since then shows that another connection can reach it.
+    /// Whether another connection works, after this one has failed. If the server declines, it does answer. If it
+    /// cannot be reached, only an answer since then shows that another connection can reach it.
     pub(super) fn do_others_work(&self, number: u64, failure: &Failure, begun: Instant) -> bool {
         let has_declined = matches!(failure.remedy, Remedy::NotNow | Remedy::Fix);
         self.others(number)

@@ -43,7 +43,8 @@ impl Failure {
         Self::unavailable("the client is closed")
     }
 
-    /// The server has declined for a reason that can be over within seconds. Nothing was stored, and the session is of no use.
+    /// The server has declined for a reason that can be over within seconds. Nothing was stored, and the session is of
+    /// no use.
     pub(in crate::backend) fn not_now(why: impl Into<String>) -> Self {
         Self { remedy: Remedy::NotNow, ..Self::unavailable(why) }
     }

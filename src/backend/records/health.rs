@@ -93,8 +93,9 @@ impl Health {
         self.publish(&links);
     }
 
-    /// A call could not be done, or a connection could not be opened again. One that ends is replaced first: if that succeeds, nobody needs to
-    /// know. If it was down before, `since` stays the same. After the client was closed, it no longer matters.
+    /// A call could not be done, or a connection could not be opened again. One that ends is replaced first: if that
+    /// succeeds, nobody needs to know. If it was down before, `since` stays the same. After the client was closed, it
+    /// no longer matters.
     pub(in crate::backend) fn failed(&self, purpose: Purpose, reason: &str) {
         let mut links = self.links.lock();
         if links.is_closed {

@@ -9,8 +9,8 @@ use crate::backend::{BackendError, Effects, Ledger, Stamp};
 
 /// Changes of some records, each of which is carried out and stored by itself.
 pub(in crate::backend) trait Job: Send + Sync {
-    /// Changes the record with this index. Its outcome is kept until the record has been stored. It is called again, with the record
-    /// of that time, if it has not.
+    /// Changes the record with this index. Its outcome is kept until the record has been stored. It is called again,
+    /// with the record of that time, if it has not.
     fn run(&self, index: usize, ledger: &mut Ledger, stamp: Stamp) -> Effects;
 
     /// The record has been stored, or it has not, for this reason. Called once for each record.

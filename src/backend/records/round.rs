@@ -13,7 +13,8 @@ const TRIES: u32 = 4;
 pub(in crate::backend) struct KeyBatch<R> {
     pub(in crate::backend) key: Arc<str>,
     pub(in crate::backend) tasks: Vec<Task>,
-    /// Whether to write the record even if it stays the same: an earlier write may still be in flight, and must then fail.
+    /// Whether to write the record even if it stays the same: an earlier write may still be in flight, and must then
+    /// fail.
     pub(in crate::backend) must_write: bool,
     /// How often it was tried before.
     pub(in crate::backend) tries: u32,

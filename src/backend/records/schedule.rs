@@ -1,5 +1,5 @@
-//! In which order a client's changes are carried out: changes of one key in the order in which they were requested, changes of different
-//! keys together.
+//! In which order a client's changes are carried out: changes of one key in the order in which they were requested,
+//! changes of different keys together.
 
 use std::collections::{HashMap, VecDeque};
 use std::mem;
@@ -75,8 +75,8 @@ impl<R> Schedule<R> {
 }
 
 impl<R: Cached> Schedule<R> {
-    /// Has the records of these keys changed: see [`LedgerStore::transact`](crate::backend::LedgerStore::transact). Calls `start` when
-    /// there is something to do.
+    /// Has the records of these keys changed: see [`LedgerStore::transact`](crate::backend::LedgerStore::transact).
+    /// Calls `start` when there is something to do.
     pub(in crate::backend) fn transact<T: Send + 'static>(
         &self,
         keys: &[Arc<str>],
@@ -129,8 +129,8 @@ impl<R: Cached> Schedule<R> {
         Some(round)
     }
 
-    /// Adds to a batch the changes of its key that were requested since it was taken, before it is executed. Returns whether there were
-    /// any: a record that was read earlier may then be older than such a request.
+    /// Adds to a batch the changes of its key that were requested since it was taken, before it is executed. Returns
+    /// whether there were any: a record that was read earlier may then be older than such a request.
     #[cfg(any(feature = "mysql", feature = "postgres"))]
     pub(in crate::backend) fn add_later(&self, batch: &mut KeyBatch<R>) -> bool {
         let mut state = self.state.lock();
@@ -157,7 +157,8 @@ impl<R: Cached> Schedule<R> {
             Done::Failed { error, .. } => (Err(error), batch.tasks.as_slice()),
             Done::Conflict | Done::Retry => (Ok(()), [].as_slice()),
         };
-        // First, so that callers can submit their next change before the key becomes free: that change is then already queued.
+        // First, so that callers can submit their next change before the key becomes free: that change is then already
+        // queued.
         tasks.iter().for_each(|task| task.finish(outcome.map_err(BackendError::clone)));
         self.state.lock().put_back(batch, &done, self.contended);
         self.changed.notify_one();

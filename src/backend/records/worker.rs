@@ -220,8 +220,8 @@ impl<C: Connection> Worker<C> {
         self.workers.health.succeeded(Purpose::Changes);
     }
 
-    /// A round has failed that was `sent` then; `is_final` if somebody is told. Otherwise it is repeated, and if that succeeds, nobody needs
-    /// to know.
+    /// A round has failed that was `sent` then; `is_final` if somebody is told. Otherwise it is repeated, and if that
+    /// succeeds, nobody needs to know.
     fn has_failed(&mut self, failure: &Failure, sent: Instant, is_final: bool) {
         if failure.is_broken {
             self.disconnect();

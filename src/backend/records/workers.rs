@@ -1,7 +1,9 @@
-//! The connections for changes, each with a task that executes them. There is one, and there are more while it is held up.
+//! The connections for changes, each with a task that executes them. There is one, and there are more while it is held
+//! up.
 //!
-//! Work goes to the oldest connection that is idle, so that those which are not needed any more are unused for long enough to be closed. As
-//! long as one connection works, nothing fails because another one cannot be opened: the work is left to those that there are.
+//! Work goes to the oldest connection that is idle, so that those which are not needed any more are unused for long
+//! enough to be closed. As long as one connection works, nothing fails because another one cannot be opened: the work
+//! is left to those that there are.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};

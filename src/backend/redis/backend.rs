@@ -226,7 +226,8 @@ impl Backend for RedisBackend {
 }
 
 impl RedisBackend {
-    /// The transport for a call. While there is no connection to the server of `resource`, calls that should fail fast do so here.
+    /// The transport for a call. While there is no connection to the server of `resource`, calls that should fail fast
+    /// do so here.
     async fn ready(&self, resource: &Resource) -> Result<Arc<Transport>, BackendError> {
         let fast = |source: Cause| BackendError::FailedFast { source };
         match self.connections.ready().await {
@@ -250,8 +251,8 @@ impl RedisBackend {
         Ok(found(released))
     }
 
-    /// Whether its store has refused this client so far, or has never been reached. Then no request has ever been sent, and there is
-    /// nothing to release.
+    /// Whether its store has refused this client so far, or has never been reached. Then no request has ever been sent,
+    /// and there is nothing to release.
     fn never_connected(&self) -> bool {
         !self.connections.are_accepted()
     }
@@ -278,8 +279,8 @@ impl RedisBackend {
         answer
     }
 
-    /// The transport of this thread: what is sent from the crate's own thread while the client lives elsewhere depends on no connection
-    /// there.
+    /// The transport of this thread: what is sent from the crate's own thread while the client lives elsewhere depends
+    /// on no connection there.
     pub(super) async fn transport_of_releases(
         &self,
         resource: &Resource,
@@ -304,8 +305,8 @@ impl RedisBackend {
         });
     }
 
-    /// For how long a release leaves a lock free when that is due: a quarter longer than the interval at which others poll for it, and
-    /// 1 ms longer at least, because they are sometimes late.
+    /// For how long a release leaves a lock free when that is due: a quarter longer than the interval at which others
+    /// poll for it, and 1 ms longer at least, because they are sometimes late.
     fn gap(&self) -> Option<Duration> {
         self.poll_interval.map(|interval| interval + (interval / 4).max(Duration::from_millis(1)))
     }
@@ -315,8 +316,8 @@ impl RedisBackend {
     }
 }
 
-/// Waits for a moment until descriptions have been written, so that whoever has been granted something finds its label. They have been
-/// sent, and on a single server they have arrived before the answer to the request.
+/// Waits for a moment until descriptions have been written, so that whoever has been granted something finds its label.
+/// They have been sent, and on a single server they have arrived before the answer to the request.
 pub(super) async fn written(described: Option<Sent>) {
     if let Some(described) = described
         && timeout(DESCRIBED_WITHIN, described).await.is_err()

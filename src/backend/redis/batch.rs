@@ -1,16 +1,19 @@
 //! Many operations in one call.
 //!
-//! A client with little to do sends an operation at once. While others are in flight, further operations are queued for a moment and
-//! sent together in the next call: a script that executes them one after another and answers each separately. A call is added to those
-//! in flight if it is as large as they are on average, up to [`MAX_CALLS`]: while the server executes one, others are in transit, and
-//! small calls, whose fixed cost few operations share, grow with the next turn. So a client with thousands of tasks is limited neither
-//! by system calls nor by round trips, and one with a single task loses nothing.
+//! A client with little to do sends an operation at once. While others are in flight, further operations are queued for
+//! a moment and sent together in the next call: a script that executes them one after another and answers each
+//! separately. A call is added to those in flight if it is as large as they are on average, up to [`MAX_CALLS`]: while
+//! the server executes one, others are in transit, and small calls, whose fixed cost few operations share, grow with
+//! the next turn. So a client with thousands of tasks is limited neither by system calls nor by round trips, and one
+//! with a single task loses nothing.
 //!
-//! * Separate tasks send queued operations, where the client lives. No operation depends on whether another caller's future is polled.
-//! * Operations are sent in the order in which they were called, and one whose future is dropped while it is
-//!   queued is not sent. Otherwise the release of a request that was given up could reach the server before the request.
-//! * If a release grants permits to another request of this client, the grant is part of the answer, which saves a message. If the
-//!   answer is lost, all waiting requests of the client are repeated as soon as the server answers again.
+//! * Separate tasks send queued operations, where the client lives. No operation depends on whether another caller's
+//!   future is polled.
+//! * Operations are sent in the order in which they were called, and one whose future is dropped while it is queued is
+//!   not sent. Otherwise the release of a request that was given up could reach the server before the request.
+//! * If a release grants permits to another request of this client, the grant is part of the answer, which saves a
+//!   message. If the answer is lost, all waiting requests of the client are repeated as soon as the server answers
+//!   again.
 
 use std::collections::VecDeque;
 use std::mem;
@@ -71,8 +74,8 @@ impl Transport {
         }
     }
 
-    /// Allows the caller to send at once if few calls are in flight and nothing would be overtaken. The caller is counted until the
-    /// result is dropped.
+    /// Allows the caller to send at once if few calls are in flight and nothing would be overtaken. The caller is
+    /// counted until the result is dropped.
     fn go_direct(&self, kind: Kind) -> Option<impl Drop + Send> {
         let _sending = self.sending.try_lock()?;
         let mut state = self.state.lock();
@@ -120,8 +123,8 @@ impl Transport {
         answered
     }
 
-    /// Sends the next call, if there is anything to send. The answer may already be available when this returns, but it is not
-    /// processed here.
+    /// Sends the next call, if there is anything to send. The answer may already be available when this returns, but it
+    /// is not processed here.
     fn send<'a>(
         &'a self,
         generation: u32,
@@ -141,8 +144,8 @@ impl Transport {
         Some(InFlight { operations, connection, link, sent, answer })
     }
 
-    /// Takes the operations of the next call out of the queue, for a drain whose last call had `answered` operations. If there are
-    /// none, the drain counts as finished.
+    /// Takes the operations of the next call out of the queue, for a drain whose last call had `answered` operations.
+    /// If there are none, the drain counts as finished.
     fn next(&self, generation: u32, answered: usize) -> Option<Vec<Queued>> {
         let mut state = self.state.lock();
         if state.generation != generation {
@@ -186,8 +189,8 @@ impl Transport {
                     tell_all(operations, &CallError::Lost(text.to_owned()));
                 }
             },
-            // The whole call was refused and nothing was executed, for instance because this user may not use one of the keys. So
-            // each operation is sent on its own.
+            // The whole call was refused and nothing was executed, for instance because this user may not use one of
+            // the keys. So each operation is sent on its own.
             Err(error) if self.are_sent_again(operations.len(), &error) => {
                 join_all(operations.into_iter().map(|operation| self.call_alone(operation).boxed())).await;
             }
@@ -205,8 +208,8 @@ impl Transport {
         }
     }
 
-    /// Whether to send operations again, each on its own, after this error: the server has rejected the call as a whole, and said
-    /// perhaps that another node serves the slot.
+    /// Whether to send operations again, each on its own, after this error: the server has rejected the call as a
+    /// whole, and said perhaps that another node serves the slot.
     fn are_sent_again(&self, operations: usize, error: &CallError) -> bool {
         match error {
             CallError::Answer(_) if self.slot().is_some() => true,
@@ -239,8 +242,8 @@ impl Transport {
         (BATCH.variant(slot.is_some()), Arguments { keys, args: vec![Bytes::from(packed)] })
     }
 
-    /// Sends the text of a script that the server does not know. Operations that were given up in the meantime are left out: their
-    /// releases may have been executed by now.
+    /// Sends the text of a script that the server does not know. Operations that were given up in the meantime are left
+    /// out: their releases may have been executed by now.
     fn send_text<'a>(&self, link: &'a dyn Link, operations: &mut Vec<Queued>) -> Option<Reply<'a>> {
         let _sending = self.sending.lock();
         operations.retain(|operation| !operation.is_given_up());

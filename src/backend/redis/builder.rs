@@ -115,8 +115,8 @@ impl RedisBuilder {
         self
     }
 
-    /// Shares locks with clients of other libraries, which poll: this is the longest interval at which they retry. From 1 ms to
-    /// 1 min. Set the same one for all clients of this crate that use these locks.
+    /// Shares locks with clients of other libraries, which poll: this is the longest interval at which they retry. From
+    /// 1 ms to 1 min. Set the same one for all clients of this crate that use these locks.
     ///
     /// * Such clients delete the key without notifying waiters, so waiters check at least this often whether the lock
     ///   has become free.
@@ -131,12 +131,12 @@ impl RedisBuilder {
     /// a mutex on to each other releases it to the store after 16 holds, or after 30 ms and the hold in progress, as
     /// always.
     ///
-    /// In a gap, `lock` waits for its end. `try_lock` gets the lock if nobody waits. Clients without this option respect gaps
-    /// too, but leave none, and notice only after up to a third of their TTL that another library has released the lock. The option has
-    /// no effect on semaphores, for which there is no common recipe.
+    /// In a gap, `lock` waits for its end. `try_lock` gets the lock if nobody waits. Clients without this option
+    /// respect gaps too, but leave none, and notice only after up to a third of their TTL that another library has
+    /// released the lock. The option has no effect on semaphores, for which there is no common recipe.
     ///
-    /// Default: none. A waiter checks when the holder's lease should have ended, and every third of the TTL; while clients of this
-    /// crate wait for a lock, those of other libraries hardly ever get it.
+    /// Default: none. A waiter checks when the holder's lease should have ended, and every third of the TTL; while
+    /// clients of this crate wait for a lock, those of other libraries hardly ever get it.
     pub const fn poll_interval(mut self, interval: Duration) -> Self {
         self.poll_interval = Some(interval);
         self
@@ -153,12 +153,13 @@ impl RedisBuilder {
     }
 
     /// Waits after every grant until `replicas` replicas have acknowledged it, for at most `time_limit`. If too few do,
-    /// the lease is released, and the call fails with [`Error::StoreRefused`], which says how many did. `replicas` is at least 1,
-    /// and `time_limit` from 1 ms to the reply timeout.
+    /// the lease is released, and the call fails with [`Error::StoreRefused`], which says how many did. `replicas` is
+    /// at least 1, and `time_limit` from 1 ms to the reply timeout.
     ///
-    /// A failover then loses a lock only if the promoted replica is not one of those that acknowledged the grant; renewals do
-    /// not wait for replicas. Each grant costs an additional round trip between the servers, and one that results from another
-    /// client's release also costs this client a round trip. Simultaneous grants share these round trips.
+    /// A failover then loses a lock only if the promoted replica is not one of those that acknowledged the grant;
+    /// renewals do not wait for replicas. Each grant costs an additional round trip between the servers, and one that
+    /// results from another client's release also costs this client a round trip. Simultaneous grants share these round
+    /// trips.
     ///
     /// Default: none. A failover may lose the latest grants.
     pub const fn wait_replicas(mut self, replicas: u32, time_limit: Duration) -> Self {
@@ -204,8 +205,8 @@ impl RedisBuilder {
         self
     }
 
-    /// The credentials for sentinels that have a password of their own. The password in the URL is for the Redis servers and
-    /// is never sent to sentinels.
+    /// The credentials for sentinels that have a password of their own. The password in the URL is for the Redis
+    /// servers and is never sent to sentinels.
     ///
     /// Default: no login.
     pub fn sentinel_credentials(mut self, provider: impl CredentialsProvider + 'static) -> Self {
@@ -235,10 +236,11 @@ impl RedisBuilder {
     ///
     /// # Errors
     ///
-    /// * [`Error::InvalidArgument`] if a setting is out of bounds, or if there are credentials for sentinels and the URL names
-    ///   none.
+    /// * [`Error::InvalidArgument`] if a setting is out of bounds, or if there are credentials for sentinels and the
+    ///   URL names none.
     /// * [`Error::Unsupported`] for TLS, if this build lacks it.
-    /// * [`Error::StoreUnavailable`] if the server cannot be reached in time, or this crate's own thread cannot be started.
+    /// * [`Error::StoreUnavailable`] if the server cannot be reached in time, or this crate's own thread cannot be
+    ///   started.
     /// * [`Error::StoreRefused`] if the server rejects the credentials, denies this user a needed permission, is a
     ///   replica or a cluster node (with the URL of a single server), or is too old.
     ///
@@ -272,8 +274,8 @@ impl RedisBuilder {
     ///
     /// # Errors
     ///
-    /// [`Error::InvalidArgument`] and [`Error::Unsupported`], as for [`connect`](Self::connect); [`Error::StoreUnavailable`] if
-    /// this crate's own thread cannot be started.
+    /// [`Error::InvalidArgument`] and [`Error::Unsupported`], as for [`connect`](Self::connect);
+    /// [`Error::StoreUnavailable`] if this crate's own thread cannot be started.
     pub fn connect_lazy(self) -> Result<RedisBackend, Error> {
         let backend = self.build()?;
         backend.start().map_err(|error| backend.connect_error(error))?;
@@ -351,10 +353,10 @@ impl RedisBackend {
         Ok(Self::with_target(url::parse(url)?, Library::default()))
     }
 
-    /// Settings for a connection from a configuration of [fred](https://docs.rs/fred), through which this store talks to the
-    /// server: server, credentials, database and TLS are taken from it. This crate sets protocol version, retries and timeouts
-    /// itself, because its guarantees depend on them. To use the configuration of an existing client, pass
-    /// `client.client_config()`; its connections are not shared.
+    /// Settings for a connection from a configuration of [fred](https://docs.rs/fred), through which this store talks
+    /// to the server: server, credentials, database and TLS are taken from it. This crate sets protocol version,
+    /// retries and timeouts itself, because its guarantees depend on them. To use the configuration of an existing
+    /// client, pass `client.client_config()`; its connections are not shared.
     ///
     /// The configuration must come from the major version of fred on which this crate depends. A release of this crate
     /// may move to another version: this function is exempt from semantic versioning.

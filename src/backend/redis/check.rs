@@ -11,10 +11,10 @@ use crate::backend::{Finding, Severity};
 const COMMANDS: &str = "DEL EXISTS GET SET PSETEX APPEND PEXPIRE PEXPIREAT PTTL TIME PUBLISH HDEL HEXISTS HGET HGETALL HKEYS HLEN HMGET \
      HSET HSETNX ZADD ZCARD ZCOUNT ZRANDMEMBER ZRANGE ZRANGEBYSCORE ZRANK ZREM ZREMRANGEBYSCORE ZREVRANGE ZSCORE PUBSUB";
 
-/// Calls each command of a list on keys that are deleted afterwards, and returns those that this user may not run, or that the server
-/// does not have.
-/// Other errors, for instance because the user may not use these keys, do not matter. The answers of servers differ:
-/// "no permissions to run the 'x' command" from version 7, "can't run this command" before.
+/// Calls each command of a list on keys that are deleted afterwards, and returns those that this user may not run, or
+/// that the server does not have. Other errors, for instance because the user may not use these keys, do not matter.
+/// The answers of servers differ: "no permissions to run the 'x' command" from version 7, "can't run this command"
+/// before.
 const TRY_COMMANDS: &str = "local denied, key = {}, KEYS[1]
 local args = {
   DEL = {key}, EXISTS = {key}, GET = {key}, SET = {key, '', 'XX'}, PSETEX = {key .. '1', 1, ''}, APPEND = {key .. '1', ''},
@@ -136,7 +136,8 @@ impl Hello {
 /// The required commands that this user may not run.
 async fn denied(link: &dyn Link, expected: &Expected) -> Result<Vec<String>, CallError> {
     let mut denied = Vec::new();
-    // No script has this digest. First, because a client library may give up a link on which a node answers that its cluster is down.
+    // No script has this digest. First, because a client library may give up a link on which a node answers that its
+    // cluster is down.
     denied.extend(denies(link, &["EVALSHA", &"0".repeat(40), "0"]).await?);
     if expected.has_replicas {
         denied.extend(denies(link, &["WAIT", "0", "0"]).await?);
@@ -166,7 +167,8 @@ async fn denies(link: &dyn Link, words: &[&str]) -> Result<Option<String>, CallE
     }
 }
 
-/// Whether this user may not run the command at all, or the server does not have it (`rename-command`). (If it may not use the keys or channels, the answer says "to access" them.)
+/// Whether this user may not run the command at all, or the server does not have it (`rename-command`). (If it may not
+/// use the keys or channels, the answer says "to access" them.)
 fn is_denied(error: &CallError) -> bool {
     matches!(error, CallError::Answer(text)
         if text.starts_with("NOPERM") && text.contains("to run") || text.contains("unknown command"))

@@ -4,12 +4,13 @@
 //! a while. If one were executed after the release of its lease, it would take a lock that nobody uses. So before a new
 //! link is used, the server is asked to close the previous one; requests on it are then no longer executed.
 //!
-//! The client libraries do not notice a link that swallows everything while commands are still being written. If nothing is answered for
-//! a reply timeout, another link is opened beside the current one, and takes its place if the server answers on it and still not on the
-//! other. If it does not answer there either for two timeouts, the link is given up.
+//! The client libraries do not notice a link that swallows everything while commands are still being written. If
+//! nothing is answered for a reply timeout, another link is opened beside the current one, and takes its place if the
+//! server answers on it and still not on the other. If it does not answer there either for two timeouts, the link is
+//! given up.
 //!
-//! A link that ends is replaced at once and in silence: servers close idle connections, and nothing is wrong with the store. Only if
-//! that fails, or takes long, is it reported as disconnected.
+//! A link that ends is replaced at once and in silence: servers close idle connections, and nothing is wrong with the
+//! store. Only if that fails, or takes long, is it reported as disconnected.
 
 use std::mem;
 use std::pin::pin;
@@ -96,10 +97,11 @@ pub(super) struct Connection {
     status: ConnectionStatus,
     /// Its name at the server, unlike that of any other: a restarted server assigns the same ids again.
     name: String,
-    /// The current link, while there is one. Changed while `state` is locked, so `state` is not locked while it is borrowed.
+    /// The current link, while there is one. Changed while `state` is locked, so `state` is not locked while it is
+    /// borrowed.
     link: watch::Sender<Option<Arc<dyn Link>>>,
-    /// The number of the task that keeps it connected, which is odd; an even number while there is none. Changed while `state` is
-    /// locked.
+    /// The number of the task that keeps it connected, which is odd; an even number while there is none. Changed while
+    /// `state` is locked.
     task: AtomicU64,
     /// Notified when a call was not answered in time: perhaps the current link swallows everything.
     late: Notify,
@@ -152,7 +154,8 @@ impl Connection {
         self.settings.timeouts
     }
 
-    /// Starts the task that connects from `runtime` and keeps it connected until `closed`, instead of an earlier one. Does not wait for that.
+    /// Starts the task that connects from `runtime` and keeps it connected until `closed`, instead of an earlier one.
+    /// Does not wait for that.
     pub(super) fn start(self: &Arc<Self>, runtime: &Handle, closed: CancellationToken) -> JoinHandle<()> {
         let number = self.task.load(Ordering::Acquire);
         if !number.is_multiple_of(2) {
@@ -407,8 +410,8 @@ impl Connection {
         (link, server)
     }
 
-    /// Completes with another link when the server answers on it, or another one that is the right one by now, and `server` not on the
-    /// current link.
+    /// Completes with another link when the server answers on it, or another one that is the right one by now, and
+    /// `server` not on the current link.
     async fn until_superseded(&self, server: &Server) -> (Arc<dyn Link>, Server) {
         loop {
             self.late.notified().await;
@@ -435,8 +438,8 @@ impl Connection {
         }
     }
 
-    /// How much longer the server must be silent on the current link until another one is opened; `None` if it is not silent, or was
-    /// silent for long enough.
+    /// How much longer the server must be silent on the current link until another one is opened; `None` if it is not
+    /// silent, or was silent for long enough.
     fn silence_left(&self) -> Option<Duration> {
         let since = self.state.lock().silent_since?;
         self.timeouts().reply.checked_sub(since.elapsed()).filter(|left| !left.is_zero())
@@ -595,8 +598,8 @@ impl Connection {
     }
 }
 
-/// What the names of the connections of a client with this label begin with. A server accepts only printable ASCII characters other than
-/// spaces.
+/// What the names of the connections of a client with this label begin with. A server accepts only printable ASCII
+/// characters other than spaces.
 pub(super) fn names_after(label: Option<&str>) -> Arc<str> {
     let Some(label) = label else { return "leasehold".into() };
     let shown = |c: char| if c.is_ascii_graphic() { c } else { '_' };

@@ -1,5 +1,5 @@
-//! The connections where the client lives: those for commands, and one that is subscribed. When the client moves, they are
-//! opened again where it lives then, as after a loss.
+//! The connections where the client lives: those for commands, and one that is subscribed. When the client moves, they
+//! are opened again where it lives then, as after a loss.
 
 use std::mem;
 use std::sync::Arc;
@@ -91,8 +91,9 @@ impl Connections {
         connections
     }
 
-    /// Connects for the first time from the current runtime, verifies that messages are delivered, and checks the servers. Does this
-    /// again while the server declines for a reason that can be over within seconds. Whoever connects has a time limit.
+    /// Connects for the first time from the current runtime, verifies that messages are delivered, and checks the
+    /// servers. Does this again while the server declines for a reason that can be over within seconds. Whoever
+    /// connects has a time limit.
     pub(super) async fn connect(&self) -> Result<(), BackendError> {
         self.home.settle();
         self.connected().await?;
@@ -115,8 +116,8 @@ impl Connections {
         refusal.or_else(|| self.declined.lock().take())
     }
 
-    /// Makes sure that the servers are connected and accepted. This takes time only until it was successful once; from then on, lost
-    /// connections are opened again by their own tasks.
+    /// Makes sure that the servers are connected and accepted. This takes time only until it was successful once; from
+    /// then on, lost connections are opened again by their own tasks.
     pub(super) async fn ready(self: &Arc<Self>) -> Result<(), BackendError> {
         if self.closed.is_cancelled() {
             return Err(BackendError::Closed);
@@ -135,7 +136,8 @@ impl Connections {
         }
     }
 
-    /// The attempt that is in progress, or a new one, on the crate's own thread: a caller that gives up, or is not polled, blocks no other.
+    /// The attempt that is in progress, or a new one, on the crate's own thread: a caller that gives up, or is not
+    /// polled, blocks no other.
     fn join_attempt(self: &Arc<Self>) -> Attempt {
         let mut attempt = self.attempt.lock();
         if let Some(current) = attempt.as_ref().filter(|attempt| attempt.peek().is_none()) {

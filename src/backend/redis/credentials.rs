@@ -69,11 +69,12 @@ pub trait CredentialsProvider: Send + Sync {
     /// Calls may overlap. A provider that has to contact another service should therefore cache the answer for as long
     /// as it is valid.
     ///
-    /// It is also called on the thread that renews the leases of all clients of the process, so it must not block. The tokio
-    /// runtime of that thread has timers and I/O enabled.
+    /// It is also called on the thread that renews the leases of all clients of the process, so it must not block. The
+    /// tokio runtime of that thread has timers and I/O enabled.
     ///
-    /// A call that takes longer than three quarters of the [connect timeout](crate::redis::RedisBuilder::connect_timeout) is
-    /// given up: its future is dropped, and this attempt to connect fails.
+    /// A call that takes longer than three quarters of the [connect
+    /// timeout](crate::redis::RedisBuilder::connect_timeout) is given up: its future is dropped, and this attempt to
+    /// connect fails.
     ///
     /// # Errors
     ///

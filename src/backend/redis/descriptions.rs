@@ -1,12 +1,13 @@
 //! Labels of clients and notes of leases: texts for people, which no script of the protocol reads or writes.
 //!
-//! A label is stored once per client and not with its leases, so that it costs them nothing: a lease id names its client. It is written
-//! beside a client's first request, and again beside a request or a renewal when the lease could outlast it, which is once in an
-//! hour, and when the store may have lost it: after the subscription was lost, or a lease. The note of a lease is written beside each
-//! of its requests and renewals.
+//! A label is stored once per client and not with its leases, so that it costs them nothing: a lease id names its
+//! client. It is written beside a client's first request, and again beside a request or a renewal when the lease could
+//! outlast it, which is once in an hour, and when the store may have lost it: after the subscription was lost, or a
+//! lease. The note of a lease is written beside each of its requests and renewals.
 //!
-//! Whoever knows a lease id can end the lease, and the id of the client is the part of it that cannot be guessed. Names of keys are
-//! seen by more people than what is stored there (`SCAN`, `MONITOR`, `ACL LOG`), so they contain only hashes (`keys.rs`).
+//! Whoever knows a lease id can end the lease, and the id of the client is the part of it that cannot be guessed. Names
+//! of keys are seen by more people than what is stored there (`SCAN`, `MONITOR`, `ACL LOG`), so they contain only
+//! hashes (`keys.rs`).
 //!
 //! All of this may fail, without consequences: what the user may not write is missing.
 
@@ -32,8 +33,8 @@ use super::value::{Arguments, Value};
 use crate::backend::{BackendError, Holder, LeaseId, LeaseRef, Renew, Request, Resource, Waiter};
 use crate::hash::HashMap;
 
-/// For how long a label is kept beyond the lease for which it is written: while leases do not become longer, it is written once in this
-/// time.
+/// For how long a label is kept beyond the lease for which it is written: while leases do not become longer, it is
+/// written once in this time.
 const LABEL_LASTS: Duration = Duration::from_secs(60 * 60);
 /// For how long a note is kept beyond its lease, which begins a moment later.
 const NOTE_LASTS: Duration = Duration::from_secs(1);

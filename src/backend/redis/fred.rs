@@ -6,8 +6,8 @@
 //!   switched off, so that an unknown outcome is reported as such, and nothing is sent on a connection that the caller
 //!   does not know about.
 //! * Dropping a future does not withdraw its command: every command also has a timeout within fred.
-//! * Dropping its clients leaks the connection, and so does dropping `init` before it is done: a link is opened in a task that is
-//!   never dropped, and its driver is aborted with it.
+//! * Dropping its clients leaks the connection, and so does dropping `init` before it is done: a link is opened in a
+//!   task that is never dropped, and its driver is aborted with it.
 //! * If its driver has ended, commands hang: they fail as soon as that is seen.
 //! * It sends HELLO as a line of words, in which credentials with spaces would be several words: they are quoted.
 //! * It tries the addresses of a host one after another, without a time limit for each: it is given one address.
@@ -156,8 +156,8 @@ struct FredLink {
 }
 
 impl FredLink {
-    /// Sends when it is polled for the first time, even if its task has used up its budget and `select!` would wait for that: a command
-    /// that is sent later must not overtake it. Waits for an answer as long as the connection exists.
+    /// Sends when it is polled for the first time, even if its task has used up its budget and `select!` would wait for
+    /// that: a command that is sent later must not overtake it. Waits for an answer as long as the connection exists.
     fn call<'a, F: Future<Output = Result<FredValue, FredError>> + Send + 'a>(
         &'a self,
         command: impl FnOnce() -> F + Send + 'a,
@@ -263,8 +263,8 @@ impl Drop for FredLink {
     }
 }
 
-/// Creates a future directly on the heap. Those of fred take 5 KB: `Box::pin` would create them on the stack and copy them, which
-/// would evict what the task needs from the cache.
+/// Creates a future directly on the heap. Those of fred take 5 KB: `Box::pin` would create them on the stack and copy
+/// them, which would evict what the task needs from the cache.
 fn in_place<F: Future>(make: impl FnOnce() -> F) -> Pin<Box<F>> {
     let place = Box::new_uninit();
     Box::into_pin(Box::write(place, make()))

@@ -21,9 +21,10 @@
 //!
 //! (1) Within two TTLs after the last grant or renewal in any case.
 //!
-//! `lock:` and `semaphore:` stand for the prefix. The keys of one resource are in the cluster slot of the first; the fence is in
-//! that of the prefix. A key, or a prefix, with a hash tag of its own keeps it: `lock:{t}N` has `{t}:lock:{t}N:queue`. One with a
-//! `}` that closes no tag cannot be a tag itself; its other keys have as their tag the smallest number that hashes to its slot.
+//! `lock:` and `semaphore:` stand for the prefix. The keys of one resource are in the cluster slot of the first; the
+//! fence is in that of the prefix. A key, or a prefix, with a hash tag of its own keeps it: `lock:{t}N` has
+//! `{t}:lock:{t}N:queue`. One with a `}` that closes no tag cannot be a tag itself; its other keys have as their tag
+//! the smallest number that hashes to its slot.
 //!
 //! Because the whole first key is part of the others, different names never share a key; and because the whole prefix
 //! is part of the fence, different prefixes share none. Names whose key starts with `{` and ends as those do are
@@ -46,15 +47,16 @@ use crate::options::DEFAULT_LOCK_PREFIX;
 /// How many slots a cluster has.
 pub(super) const SLOTS: u16 = 16_384;
 
-/// The keys with which a script is called: the lock or semaphore, the fence of its prefix, and its queue, from whose name the scripts
-/// derive the others; in the `slot` of a cluster, where a node must know them all, they come after these.
+/// The keys with which a script is called: the lock or semaphore, the fence of its prefix, and its queue, from whose
+/// name the scripts derive the others; in the `slot` of a cluster, where a node must know them all, they come after
+/// these.
 pub(super) fn of(resource: &Resource, slot: Option<u16>) -> Vec<Bytes> {
     let others: &[_] = if slot.is_some() { &OTHERS } else { &OTHERS[..1] };
     named(resource, Some(slot), others)
 }
 
-/// Those of these keys that a script cannot derive from the first one, on a single server: each one costs the server a third of a
-/// command (`lib/keys.lua`).
+/// Those of these keys that a script cannot derive from the first one, on a single server: each one costs the server a
+/// third of a command (`lib/keys.lua`).
 pub(super) fn underivable(resource: &Resource) -> Vec<Bytes> {
     if resource.has_brace {
         return of(resource, None);
@@ -66,7 +68,8 @@ pub(super) fn underivable(resource: &Resource) -> Vec<Bytes> {
 /// The suffixes of the keys that have a resource's first key as their hash tag. The first one is that of the queue.
 const OTHERS: [&str; 4] = [":queue", ":waiters", ":holds", ":state"];
 
-/// A resource's key; the fence, if it is to be named, that of this slot; and the keys with these suffixes. One allocation for all.
+/// A resource's key; the fence, if it is to be named, that of this slot; and the keys with these suffixes. One
+/// allocation for all.
 fn named(resource: &Resource, fence: Option<Option<u16>>, suffixes: &[&str]) -> Vec<Bytes> {
     let key = &*resource.key;
     let mut text = String::with_capacity(3 * (key.len() + 10));
@@ -166,8 +169,8 @@ pub(super) fn channel(client: Uuid) -> String {
     format!("{CHANNEL_PREFIX}{}", client.hyphenated())
 }
 
-/// The hash tag that other keys need beside this one to be in its slot: its own, or a number that hashes to its slot. `None` if the
-/// whole key can be their hash tag, as nearly always.
+/// The hash tag that other keys need beside this one to be in its slot: its own, or a number that hashes to its slot.
+/// `None` if the whole key can be their hash tag, as nearly always.
 pub(super) fn tag_beside(key: &str) -> Option<Cow<'_, str>> {
     if !key.as_bytes().contains(&b'}') {
         return None;

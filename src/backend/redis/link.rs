@@ -1,8 +1,8 @@
 //! One established connection to one server: all that this crate needs from a client library.
 //!
-//! There is one implementation per library (`fred`, `redis_rs`). A link is never reconnected: when it has ended, the `connection`
-//! opens another one. So whatever was sent on a link is executed before that link's end, or not at all once the server
-//! has closed it.
+//! There is one implementation per library (`fred`, `redis_rs`). A link is never reconnected: when it has ended, the
+//! `connection` opens another one. So whatever was sent on a link is executed before that link's end, or not at all
+//! once the server has closed it.
 
 use std::fmt;
 use std::net::SocketAddr;
@@ -24,8 +24,8 @@ pub(super) type Opened<'a> = BoxFuture<'a, Result<Arc<dyn Link>, CallError>>;
 
 /// Opens connections to servers.
 pub(super) trait Connector: fmt::Debug + Send + Sync {
-    /// Connects, authenticates, selects the database, and switches to RESP3. Fails within the timeout for connecting. The future must
-    /// not be dropped before it is done.
+    /// Connects, authenticates, selects the database, and switches to RESP3. Fails within the timeout for connecting.
+    /// The future must not be dropped before it is done.
     fn open<'a>(&'a self, server: &'a Server, login: &'a Login) -> Opened<'a>;
 }
 
@@ -60,8 +60,9 @@ pub(super) type Reply<'a> = BoxFuture<'a, Result<Value, CallError>>;
 
 /// An established connection. Nothing is sent twice.
 ///
-/// Commands are sent in the order in which their futures are polled for the first time. A future that is dropped after that does not
-/// withdraw its command. Each fails after the timeout for replies, and soon after the connection has ended.
+/// Commands are sent in the order in which their futures are polled for the first time. A future that is dropped after
+/// that does not withdraw its command. Each fails after the timeout for replies, and soon after the connection has
+/// ended.
 pub(super) trait Link: fmt::Debug + Send + Sync {
     /// Runs a script that the server should know.
     fn evalsha(&self, script: &'static Script, arguments: Arguments) -> Reply<'_>;
@@ -69,13 +70,15 @@ pub(super) trait Link: fmt::Debug + Send + Sync {
     /// Runs a script, and sends its text.
     fn eval(&self, script: &'static Script, arguments: Arguments) -> Reply<'_>;
 
-    /// Sends ASKING and a script with its text, and nothing in between: the node serves a slot that is being moved to it.
+    /// Sends ASKING and a script with its text, and nothing in between: the node serves a slot that is being moved to
+    /// it.
     fn eval_asking(&self, script: &'static Script, arguments: Arguments) -> Reply<'_>;
 
     /// Any other command, by its words.
     fn command(&self, words: Vec<String>) -> Reply<'_>;
 
-    /// Subscribes to a channel. The server may not have processed it when this is done, but it has when a later command is answered.
+    /// Subscribes to a channel. The server may not have processed it when this is done, but it has when a later command
+    /// is answered.
     fn subscribe<'a>(&'a self, channel: &'a str) -> BoxFuture<'a, Result<(), CallError>>;
 
     /// The messages from now on, until the connection ends.
@@ -123,8 +126,9 @@ pub(super) enum CallError {
 }
 
 impl CallError {
-    /// The error that a server has sent. Until version 6.2, Redis reports the error of a command in a script as one of the script,
-    /// `ERR Error running script (call to f_1234): @user_script:6: @user_script: 6: -OOM ...`: later ones send the command's own.
+    /// The error that a server has sent. Until version 6.2, Redis reports the error of a command in a script as one of
+    /// the script, `ERR Error running script (call to f_1234): @user_script:6: @user_script: 6: -OOM ...`: later ones
+    /// send the command's own.
     pub(super) fn answer(text: &str) -> Self {
         let of_command = text.split_once("@user_script: ").and_then(|(_, rest)| {
             let rest = rest.trim_start_matches(|digit: char| digit.is_ascii_digit());
@@ -143,7 +147,8 @@ impl CallError {
         self.answers("MOVED ") || self.answers("ASK ")
     }
 
-    /// Whether the server declines the connection, or what belongs to opening it, for a reason that can be over within seconds.
+    /// Whether the server declines the connection, or what belongs to opening it, for a reason that can be over within
+    /// seconds.
     pub(super) fn is_refusal_for_now(&self) -> bool {
         matches!(self, Self::Answer(text) if refusal::of_connection_is_for_now(text))
     }

@@ -3,8 +3,8 @@
 //!
 //! Creating a function costs the server 400 to 800 instructions, used or not, so a text has parts:
 //!
-//! * What follows a line `OTHERWISE` is a function within what precedes it, and so are the definitions that only it needs.
-//!   They are created only if what precedes it has not returned.
+//! * What follows a line `OTHERWISE` is a function within what precedes it, and so are the definitions that only it
+//!   needs. They are created only if what precedes it has not returned.
 //! * A line `DEFINITIONS` in a function stands for the definitions that only the rest of this function needs.
 //!
 //! Comments are left out, and the values of constants are put in place of their names.

@@ -1,10 +1,11 @@
 //! What is held or awaited: found by SCAN on every primary, in small steps, and then looked at, some at a time.
 //!
-//! A lock that is awaited and that nobody holds, as after the death of its holder, has a queue and no key of its own. So keys are found
-//! by their own names and by those of their queues. The name of a queue contains that of its lock, so one pass finds both.
+//! A lock that is awaited and that nobody holds, as after the death of its holder, has a queue and no key of its own.
+//! So keys are found by their own names and by those of their queues. The name of a queue contains that of its lock, so
+//! one pass finds both.
 //!
-//! A position in a scan means nothing to another server, nor to the same one after a restart. So a list ends with an error when its
-//! connection is lost: what it has not reported would remain unknown.
+//! A position in a scan means nothing to another server, nor to the same one after a restart. So a list ends with an
+//! error when its connection is lost: what it has not reported would remain unknown.
 
 use std::sync::Arc;
 

@@ -17,8 +17,8 @@ use crate::backend::{
 };
 use crate::fence::FencingToken;
 
-/// Requests a lock, once. A lock key without an expiry gets that of `repair`. The token is not less than the `proposed` one, as far
-/// as the server accepts the proposal.
+/// Requests a lock, once. A lock key without an expiry gets that of `repair`. The token is not less than the `proposed`
+/// one, as far as the server accepts the proposal.
 pub(super) fn acquire(
     transport: &Arc<Transport>,
     request: &Request,
@@ -138,7 +138,8 @@ fn read_inspection(parts: &[Value], detail: Detail) -> Option<Inspection> {
     Some(Inspection::new(holders, read_waiters(waiters)?, None, 1))
 }
 
-/// Who holds a lock: what is stored under it and the time until that ends, the holds of its owner if there are several, and the time.
+/// Who holds a lock: what is stored under it and the time until that ends, the holds of its owner if there are several,
+/// and the time.
 pub(super) fn read_holders(
     value: &[u8],
     remaining: &Value,

@@ -117,9 +117,9 @@ pub use credentials::{Credentials, CredentialsProvider};
 /// Leases on a Redis server, version 6.2 or later, a Valkey server, the primary named by sentinels, or a cluster.
 ///
 /// It keeps three connections: one for commands and one that is subscribed to the channel `leasehold:<client id>`, on
-/// the runtime on which it was connected, and one for renewals on the crate's own thread. If that runtime ends, or is not
-/// driven while another one waits, the first two are opened again on another thread of the crate. There are more in a
-/// cluster (for commands and renewals, one to each primary), with sentinels (one subscription to each), and with
+/// the runtime on which it was connected, and one for renewals on the crate's own thread. If that runtime ends, or is
+/// not driven while another one waits, the first two are opened again on another thread of the crate. There are more in
+/// a cluster (for commands and renewals, one to each primary), with sentinels (one subscription to each), and with
 /// [`wait_replicas`](RedisBuilder::wait_replicas) (one to each primary).
 pub struct RedisBackend {
     client: Uuid,
@@ -239,8 +239,8 @@ impl RedisBackend {
         Error::from_backend(error, "connect", None, &self.capabilities.store)
     }
 
-    /// Connects from the current runtime and from the crate's own, and looks at the servers. If it is dropped, `closing` is
-    /// cancelled with the backend, which ends what was begun.
+    /// Connects from the current runtime and from the crate's own, and looks at the servers. If it is dropped,
+    /// `closing` is cancelled with the backend, which ends what was begun.
     ///
     /// Boxed, so that connecting, which involves most of the client library, is compiled here and not again in every
     /// crate that calls an `async fn` built on this.

@@ -51,7 +51,8 @@ pub(super) fn unpack_texts(packed: &Bytes) -> Vec<Bytes> {
     iter::from_fn(text).collect()
 }
 
-/// Reads the value at the start of `rest`, which is the end of `packed`. Fractions are cut off, as in answers without MessagePack.
+/// Reads the value at the start of `rest`, which is the end of `packed`. Fractions are cut off, as in answers without
+/// MessagePack.
 fn unpack(packed: &Bytes, rest: &mut &[u8]) -> Option<Value> {
     let length = match read_marker(rest).ok()? {
         Marker::FixPos(number) => return Some(Value::Integer(number.into())),

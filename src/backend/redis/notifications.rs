@@ -1,8 +1,8 @@
 //! One subscription per client: messages from the server become the client's events.
 //!
-//! Messages travel on another connection than answers, and may arrive late or get lost (in a buffer that overflows, or with a
-//! connection). So a grant contains the ticket of its place in the queue, and a revocation the token of the grant that it ends; and
-//! whenever messages may have been lost, the client is asked to repeat its waiting requests.
+//! Messages travel on another connection than answers, and may arrive late or get lost (in a buffer that overflows, or
+//! with a connection). So a grant contains the ticket of its place in the queue, and a revocation the token of the
+//! grant that it ends; and whenever messages may have been lost, the client is asked to repeat its waiting requests.
 
 use std::fmt;
 use std::str;
@@ -144,8 +144,8 @@ impl Notifications {
         self.send(Event::Resync);
     }
 
-    /// Keeps track of which leases wait. A grant that is found by repeating a request should have been reported before: perhaps the
-    /// subscription has failed.
+    /// Keeps track of which leases wait. A grant that is found by repeating a request should have been reported before:
+    /// perhaps the subscription has failed.
     pub(super) fn answered(&self, lease: LeaseId, answer: &Answer) {
         match answer {
             Answer::Queued(_) => drop(self.queued.lock().insert(lease.sequence())),
@@ -228,10 +228,9 @@ fn read(message: &str) -> Option<Event> {
 // The subscription
 
 impl Notifications {
-    /// Subscribes on `subscriber`, which carries no other commands, and stays subscribed, by a task on the crate's own thread, until the
-    /// result is dropped. `publisher` is
-    /// used once, to check that messages are delivered: a rejected SUBSCRIBE looks like a successful one. (In a cluster a node does
-    /// not say who has received a message.)
+    /// Subscribes on `subscriber`, which carries no other commands, and stays subscribed, by a task on the crate's own
+    /// thread, until the result is dropped. `publisher` is used once, to check that messages are delivered: a rejected
+    /// SUBSCRIBE looks like a successful one. (In a cluster a node does not say who has received a message.)
     pub(super) async fn subscribe(
         self: &Arc<Self>,
         own: &Handle,
@@ -295,7 +294,8 @@ impl Notifications {
                     tracing::debug!("subscribed again, repeating waiting requests");
                     return self.resync();
                 }
-                // If that was the answer to SUBSCRIBE, the client library may take each answer for that of the command before it.
+                // If that was the answer to SUBSCRIBE, the client library may take each answer for that of the command
+                // before it.
                 Err(error) if error.is_refusal_for_now() => {
                     sleep(RETRY).await;
                     link.abort();
@@ -306,8 +306,8 @@ impl Notifications {
         }
     }
 
-    /// Subscribes, and waits until the server has processed it: not every client library waits for the answer to SUBSCRIBE, but
-    /// answers arrive in order.
+    /// Subscribes, and waits until the server has processed it: not every client library waits for the answer to
+    /// SUBSCRIBE, but answers arrive in order.
     async fn subscribe_on(&self, link: &dyn Link, time_limit: Duration) -> Result<(), CallError> {
         let steps = async {
             link.subscribe(&self.channel).await?;
@@ -322,7 +322,8 @@ impl Notifications {
     }
 }
 
-/// Publishes a message on the client's own channel, and fails if nobody receives it, although the subscribed link still answers.
+/// Publishes a message on the client's own channel, and fails if nobody receives it, although the subscribed link still
+/// answers.
 async fn verify_delivery(
     publisher: &Connection,
     channel: &str,
@@ -339,8 +340,8 @@ async fn verify_delivery(
     Err(BackendError::NotSent { source: "the subscribed connection was lost".into() })
 }
 
-/// The error of a server that does not allow the user to use the channel gets a hint. The answer to SUBSCRIBE may be taken for
-/// that of the next command, because fred does not wait for it.
+/// The error of a server that does not allow the user to use the channel gets a hint. The answer to SUBSCRIBE may be
+/// taken for that of the next command, because fred does not wait for it.
 fn not_permitted(error: CallError) -> BackendError {
     if error.answers("NOPERM") {
         BackendError::Refused { source: format!("{error}: {NOT_PERMITTED}").into() }

@@ -89,8 +89,8 @@ async fn addresses_of(server: &Server, time_limit: Duration) -> Result<Vec<Addre
     Ok(resolved.into_iter().map(|at| Address::Tcp { host: host.clone(), at }).collect())
 }
 
-/// Opens a link at the first address that answers. Each attempt is a task, because it must not be given up halfway; the link of one
-/// that comes too late is closed when it is dropped.
+/// Opens a link at the first address that answers. Each attempt is a task, because it must not be given up halfway; the
+/// link of one that comes too late is closed when it is dropped.
 async fn open_at_any(
     library: Arc<dyn Library>,
     addresses: &[Address],
@@ -168,7 +168,8 @@ async fn first_byte_after(server: &Server, question: &[u8]) -> Option<u8> {
 const ALERT: u8 = 21;
 const HANDSHAKE: u8 = 22;
 
-/// A TLS 1.2 ClientHello without extensions, which offers one cipher suite. Every TLS server answers it with its own hello or an alert.
+/// A TLS 1.2 ClientHello without extensions, which offers one cipher suite. Every TLS server answers it with its own
+/// hello or an alert.
 const CLIENT_HELLO: [u8; 50] = {
     let mut record = [0; 50];
     record[0] = HANDSHAKE;

@@ -68,8 +68,8 @@ impl Operation {
         Arguments { keys, args: unpack_texts(&Bytes::copy_from_slice(&self.args)) }
     }
 
-    /// As a part of a batch, in MessagePack: its code, its key (unless the operation before has the same one), the number of its
-    /// arguments, its arguments (`batch.lua`).
+    /// As a part of a batch, in MessagePack: its code, its key (unless the operation before has the same one), the
+    /// number of its arguments, its arguments (`batch.lua`).
     pub(super) fn pack(&self, code: &'static str, same_key: bool, packed: &mut Vec<u8>) {
         pack_text(code.as_bytes(), packed);
         let key = &*self.resource.key;

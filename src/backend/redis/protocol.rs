@@ -82,7 +82,8 @@ constants! {
     GAP: &str = "-";
     /// How often a gap is due: once in this many us for each ms that it lasts, so for an eighth of the time at most.
     GAP_PERIOD: u64 = 8000;
-    /// What lasts longer than this, in ms, is no gap: the longest poll interval (`mod.rs`), and a quarter more, rounded up.
+    /// What lasts longer than this, in ms, is no gap: the longest poll interval (`mod.rs`), and a quarter more, rounded
+    /// up.
     LONGEST_GAP_MS: u64 = 75001;
 
     /// How many tokens a grant reserves, no matter what its request says: one for each hold that its lease may have

@@ -15,7 +15,8 @@ const MAX_CALLS: usize = 4;
 /// How many operations on permits justify a call of their own. The fewer calls, the better: each reads and writes the
 /// state of a semaphore once.
 const PERMITS_WORTH_A_CALL: usize = 8;
-/// How many operations one call may take: the server does nothing else while it executes them, for about half a millisecond.
+/// How many operations one call may take: the server does nothing else while it executes them, for about half a
+/// millisecond.
 const MAX_OPERATIONS: usize = 128;
 
 /// The calls in flight, and the queue of operations.

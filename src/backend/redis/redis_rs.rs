@@ -3,8 +3,8 @@
 //! Properties of its multiplexed connection, and how they are handled here:
 //!
 //! * It is driven by a future that ends with the connection: a task of the link, which is aborted with it.
-//! * A command is queued when its future is polled for the first time. While the queue is full, those that wait for room are queued in
-//!   the order in which they came.
+//! * A command is queued when its future is polled for the first time. While the queue is full, those that wait for
+//!   room are queued in the order in which they came.
 //! * A command whose future is dropped before the command is written is not sent; later, its answer is dropped.
 //! * It splits errors of the server into code and details: they are joined again.
 
@@ -270,8 +270,8 @@ impl Drop for RedisRsLink {
     }
 }
 
-/// Sends when it is polled for the first time, even if its task has used up its budget and the client library's queue is therefore
-/// said to be full: a command that is sent later must not overtake it.
+/// Sends when it is polled for the first time, even if its task has used up its budget and the client library's queue
+/// is therefore said to be full: a command that is sent later must not overtake it.
 fn in_order<'a, T>(command: impl Future<Output = T> + Send + 'a) -> BoxFuture<'a, T> {
     unconstrained(command).boxed()
 }

@@ -1,7 +1,7 @@
 //! Answers of a server that declines, by how long that lasts: the table in `docs/redis.md`.
 
-/// How errors begin, or what they contain, that a server sends for a reason that can be over within seconds. Nothing has been executed:
-/// a script is told before its first write, and after it is no longer told.
+/// How errors begin, or what they contain, that a server sends for a reason that can be over within seconds. Nothing
+/// has been executed: a script is told before its first write, and after it is no longer told.
 const NOT_NOW: [&str; 13] = [
     // It is starting, or a replica that has lost its primary.
     "LOADING",
@@ -31,7 +31,8 @@ pub(super) fn is_for_now(text: &str) -> bool {
     NOT_NOW.iter().any(|words| text.contains(words))
 }
 
-/// Whether a server that answers a new connection like this may accept one within seconds. One that demands a login does not.
+/// Whether a server that answers a new connection like this may accept one within seconds. One that demands a login
+/// does not.
 pub(super) fn of_connection_is_for_now(text: &str) -> bool {
     is_for_now(text) && !text.contains("NOAUTH")
 }

@@ -23,7 +23,8 @@ use super::{lock, semaphore};
 use crate::backend::{Answered, BackendError, Kind, LeaseId, Renew, Renewal};
 use crate::error::LossReason;
 
-/// How many leases one call may take: the server does nothing else while it executes it, for about an eighth of a millisecond.
+/// How many leases one call may take: the server does nothing else while it executes it, for about an eighth of a
+/// millisecond.
 const MAX_LEASES: usize = 32;
 
 /// A request with its index.
@@ -52,7 +53,8 @@ fn shared(commands: &Commands, request: &Renew) -> (Option<Duration>, Option<u16
     ((resource.kind == Kind::Mutex).then_some(request.ttl), commands.slot(resource))
 }
 
-/// Renews leases in one call if they share a TTL, and separately those without an answer. No answer waits for another one.
+/// Renews leases in one call if they share a TTL, and separately those without an answer. No answer waits for another
+/// one.
 async fn renew_group<'a>(
     transport: Arc<Transport>,
     ttl: Option<Duration>,
@@ -107,8 +109,8 @@ fn to_renew(ttl: Duration, group: &[Numbered<'_>]) -> Arguments {
     Arguments { keys, args: vec![Bytes::from(millis(ttl).to_string()), Bytes::from(ids)] }
 }
 
-/// Renews a lease that has not been answered yet. If it is gone, finds out whether it was released by force: the message may be late, or
-/// lost.
+/// Renews a lease that has not been answered yet. If it is gone, finds out whether it was released by force: the
+/// message may be late, or lost.
 async fn renew_or_explain(
     transport: &Arc<Transport>,
     request: &Renew,

@@ -13,8 +13,8 @@ use crate::backend::{
 use crate::error::LossReason;
 use crate::fence::FencingToken;
 
-/// How much later than the waiter before it each waiter repeats its request when the holder's lease ends, up to a limit:
-/// the first one serves the queue, so the others need not all come at that moment.
+/// How much later than the waiter before it each waiter repeats its request when the holder's lease ends, up to a
+/// limit: the first one serves the queue, so the others need not all come at that moment.
 const STAGGER: Duration = Duration::from_millis(2);
 const MAX_STAGGER: Duration = Duration::from_millis(500);
 
@@ -83,8 +83,9 @@ pub(super) fn read_released(answer: &Value) -> Option<Released> {
     }
 }
 
-/// For how long a lease has been held that was granted under this token, by the server's clock in microseconds: a token is the time of
-/// its grant (`fence.lua`), or ahead of it if many locks were granted then. `None` if it is further ahead: the clock was set back.
+/// For how long a lease has been held that was granted under this token, by the server's clock in microseconds: a token
+/// is the time of its grant (`fence.lua`), or ahead of it if many locks were granted then. `None` if it is further
+/// ahead: the clock was set back.
 pub(super) fn held_for(token: Option<FencingToken>, now: &Value) -> Option<Duration> {
     let (granted, now) = (token?.get(), now.as_u64()?);
     (granted <= now.saturating_add(PROPOSED_AHEAD_US))

@@ -8,7 +8,8 @@ use tokio::runtime::Handle;
 
 use crate::backend::BackendError;
 
-/// Whether connections can be made from here. Tokio only says so by a panic, which would end a task of the client library instead.
+/// Whether connections can be made from here. Tokio only says so by a panic, which would end a task of the client
+/// library instead.
 ///
 /// # Errors
 ///

@@ -94,7 +94,8 @@ macro_rules! of_semaphore {
     };
 }
 
-/// Scripts by name: how many keys they have, the code that stands for them in a batch, if they can be part of one, and their texts.
+/// Scripts by name: how many keys they have, the code that stands for them in a batch, if they can be part of one, and
+/// their texts.
 macro_rules! scripts {
     ($($(#[$doc:meta])* $name:ident($keys:expr, $code:expr): $text:expr;)+) => {
         $($(#[$doc])* pub(super) static $name: LazyLock<Script> =

@@ -103,7 +103,8 @@ fn read_inspection(parts: &[Value]) -> Option<Inspection> {
     Some(Inspection::new(holders, read_waiters(waiters)?, read_number(limit), read_number(in_use)?))
 }
 
-/// Who holds permits: lease id, remaining time, permits and token of each, and the time. `None` for one that is not ours.
+/// Who holds permits: lease id, remaining time, permits and token of each, and the time. `None` for one that is not
+/// ours.
 pub(super) fn read_holders<'a>(
     holders: &'a Value,
     now: &'a Value,

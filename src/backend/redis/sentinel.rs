@@ -23,9 +23,9 @@ use crate::runtime::spawn;
 /// the answer with the greatest epoch counts, which increases with every failover, and the client listens to each
 /// sentinel: a connection to an old primary is given up as soon as one of them announces another.
 ///
-/// A deployment that is set up again under the same name begins with the epoch 0, and a primary that is removed and monitored again
-/// keeps its epoch. So if the known primary cannot be used or does not answer, and none of the sentinels names it any more, what they say
-/// now counts.
+/// A deployment that is set up again under the same name begins with the epoch 0, and a primary that is removed and
+/// monitored again keeps its epoch. So if the known primary cannot be used or does not answer, and none of the
+/// sentinels names it any more, what they say now counts.
 #[derive(Debug)]
 pub(super) struct Sentinels {
     sentinels: Vec<Server>,
@@ -145,8 +145,8 @@ impl Sentinels {
         answer.unwrap_or_else(|late| Err(CallError::Timeout(late.to_string())))
     }
 
-    /// The epoch first: the address is then that of this epoch, or of a later one, which will be announced. (The description of a
-    /// primary contains an address as well, but it is the old one while a failover is being finished.)
+    /// The epoch first: the address is then that of this epoch, or of a later one, which will be announced. (The
+    /// description of a primary contains an address as well, but it is the old one while a failover is being finished.)
     async fn ask_on(&self, link: &dyn Link) -> Result<Primary, CallError> {
         let description = command(link, &["SENTINEL", "MASTER", &self.service]).await?;
         let mut fields = description.as_list().chunks_exact(2);

@@ -58,7 +58,8 @@ impl Servers {
         Self { topology, connections, notifications, closed }
     }
 
-    /// What has to run until `closed`, so that the right servers are known. `commands` are all connections for commands.
+    /// What has to run until `closed`, so that the right servers are known. `commands` are all connections for
+    /// commands.
     pub(super) fn stay_up_to_date(&self, commands: &[&Commands]) -> BoxFuture<'static, ()> {
         let closed = self.closed.clone();
         match &self.topology {
@@ -104,8 +105,8 @@ impl Servers {
     }
 }
 
-/// The connections for commands, where the client lives or on the crate's own thread, and their transports: one, or in a cluster, a
-/// connection for each node and a transport for each slot.
+/// The connections for commands, where the client lives or on the crate's own thread, and their transports: one, or in
+/// a cluster, a connection for each node and a transport for each slot.
 #[derive(Clone, Debug)]
 pub(super) enum Commands {
     Server(Arc<Connection>, Arc<Transport>),
@@ -135,8 +136,8 @@ impl Commands {
         matches!(self, Self::Cluster(..))
     }
 
-    /// Starts connecting from `runtime`, or does so again after a move. The returned tasks keep them connected until `closed`; those of a
-    /// cluster are started as they are needed.
+    /// Starts connecting from `runtime`, or does so again after a move. The returned tasks keep them connected until
+    /// `closed`; those of a cluster are started as they are needed.
     pub(super) fn start(&self, runtime: &Handle, closed: &CancellationToken) -> Vec<JoinHandle<()>> {
         match self {
             Self::Server(connection, transport) => {

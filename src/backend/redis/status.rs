@@ -154,7 +154,8 @@ impl ConnectionStatus {
         });
     }
 
-    /// It has been lost, or cannot be made; `server` is where it leads to if none was named yet. An earlier "since" is kept.
+    /// It has been lost, or cannot be made; `server` is where it leads to if none was named yet. An earlier "since" is
+    /// kept.
     pub(super) fn disconnected(&self, server: &str, reason: String) {
         self.statuses.update(|connections| {
             let now = Status::Disconnected { since: Instant::now() };

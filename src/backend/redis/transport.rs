@@ -1,5 +1,5 @@
-//! Calling scripts: an operation in, a classified answer out. Operations that are called while others are in flight are sent
-//! together (`batch`); everything is sent through the `connection`.
+//! Calling scripts: an operation in, a classified answer out. Operations that are called while others are in flight are
+//! sent together (`batch`); everything is sent through the `connection`.
 
 use std::fmt;
 use std::sync::Arc;
@@ -194,7 +194,8 @@ impl Transport {
         self.received(&connection, sent, answer)
     }
 
-    /// What follows from the answer to a call on this connection, apart from its content. Returns the answer if it counts.
+    /// What follows from the answer to a call on this connection, apart from its content. Returns the answer if it
+    /// counts.
     pub(super) fn received(
         &self,
         connection: &Arc<Connection>,
@@ -226,9 +227,9 @@ impl Transport {
         }
     }
 
-    /// Runs a script once, perhaps together with others, waits for its answer for at most `time_limit`, and reads it. If the limit is
-    /// not shorter than the reply timeout, the client library's timeouts apply instead, those of the calls before this one and its own. The
-    /// operation is queued, or counted as in flight, as soon as this returns.
+    /// Runs a script once, perhaps together with others, waits for its answer for at most `time_limit`, and reads it.
+    /// If the limit is not shorter than the reply timeout, the client library's timeouts apply instead, those of the
+    /// calls before this one and its own. The operation is queued, or counted as in flight, as soon as this returns.
     pub(super) fn ask<T>(
         self: &Arc<Self>,
         operation: Operation,
@@ -249,7 +250,8 @@ impl Transport {
         time_limit: Duration,
     ) -> Result<Value, BackendError> {
         if time_limit >= self.reply_timeout {
-            // The library's timeout comes first anyway, and a second timer would wake the runtime's driver once more per call.
+            // The library's timeout comes first anyway, and a second timer would wake the runtime's driver once more
+            // per call.
             return call.await.map_err(BackendError::from);
         }
         let (connection, sent) = (self.connection(), Instant::now());
@@ -271,9 +273,9 @@ impl Transport {
     }
 }
 
-/// Makes a call, repeatedly while it fails with an error that `again` accepts, until `time_limit` has passed, and at least twice: if the
-/// thread of the caller was blocked, the first attempt has timed out whatever the server has done. Also returns whether an earlier
-/// attempt may have been executed.
+/// Makes a call, repeatedly while it fails with an error that `again` accepts, until `time_limit` has passed, and at
+/// least twice: if the thread of the caller was blocked, the first attempt has timed out whatever the server has done.
+/// Also returns whether an earlier attempt may have been executed.
 pub(super) async fn until_answered<T, F: Future<Output = Result<T, BackendError>>>(
     time_limit: Duration,
     again: fn(&BackendError) -> bool,

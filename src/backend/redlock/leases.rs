@@ -129,8 +129,8 @@ impl Leases {
         self.with(id, |entry| entry.asking = entry.asking.saturating_sub(1)).is_some()
     }
 
-    /// A node has confirmed that it has ended the grant of a lease that was given up. Returns the request to be sent to it again, for a place
-    /// at the end of the queue, if there is any.
+    /// A node has confirmed that it has ended the grant of a lease that was given up. Returns the request to be sent to
+    /// it again, for a place at the end of the queue, if there is any.
     pub(super) fn withdrawn(&self, id: LeaseId, node: usize) -> Option<Request> {
         let again = self.with(id, |entry| {
             entry.withdrawn(node);
@@ -152,8 +152,8 @@ impl Leases {
         }
     }
 
-    /// The client releases a lease. Until what this returns is dropped, nothing else should release it: the client would be told that it
-    /// was lost.
+    /// The client releases a lease. Until what this returns is dropped, nothing else should release it: the client
+    /// would be told that it was lost.
     pub(super) fn releasing(&self, id: LeaseId) -> impl Drop {
         self.releasing.lock().insert(id);
         guard((), move |()| {
@@ -297,8 +297,8 @@ impl Entry {
         (self.nodes[node].withdrawing, self.nodes[node].granted) = (None, false);
     }
 
-    /// The request for another place instead of the one that was given up: it lasts no longer than that, a TTL after the last request of
-    /// the client. `None` if it would have ended.
+    /// The request for another place instead of the one that was given up: it lasts no longer than that, a TTL after
+    /// the last request of the client. `None` if it would have ended.
     fn request_again(&self) -> Option<Request> {
         let ttl = self.request.ttl.checked_sub(self.asked_at.elapsed())?;
         // Nodes count in milliseconds.
@@ -332,8 +332,8 @@ impl Entry {
     }
 }
 
-/// Whether a node that has granted a request under `token` keeps that, although the lease is held under `held`. All holds of an owner have
-/// one token on a node, so a greater one may be that of a later hold, from another client.
+/// Whether a node that has granted a request under `token` keeps that, although the lease is held under `held`. All
+/// holds of an owner have one token on a node, so a greater one may be that of a later hold, from another client.
 pub(super) fn is_final(request: &Request, token: FencingToken, held: FencingToken) -> bool {
     token == held || (token > held && request.claim.owner().is_some())
 }

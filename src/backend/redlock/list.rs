@@ -1,7 +1,7 @@
 //! Lists: what a majority of the nodes has.
 //!
-//! Each node is listed as a whole, one beside the other, and then the lists are merged: nodes find their keys in different orders. A
-//! list of a hundred thousand locks takes some hundred bytes for each of them and each node.
+//! Each node is listed as a whole, one beside the other, and then the lists are merged: nodes find their keys in
+//! different orders. A list of a hundred thousand locks takes some hundred bytes for each of them and each node.
 
 use std::collections::hash_map::Entry;
 use std::sync::Arc;

@@ -62,15 +62,16 @@ const MAX_TIMEOUT: Duration = Duration::from_secs(60);
 const NO_SEMAPHORES: &str = "majorities exclude a second holder, but they do not count permits: with a limit of 2 on three servers \
     A, B and C, three holders may have the majorities {A,B}, {B,C} and {A,C}, and each server has admitted only two";
 
-/// Locks on a majority of N independent servers, by the Redlock algorithm: they stay available while a minority is down.
+/// Locks on a majority of N independent servers, by the Redlock algorithm: they stay available while a minority is
+/// down.
 ///
 /// **What it promises.** A request is sent to all nodes at once. It is granted if a majority grants it while there is
 /// time left, and its lease is measured from before the request was sent; the nodes keep it 1% and 2 ms longer than the
-/// client trusts it, because their clocks differ. If no majority can grant it any more, a request that waits is
-/// queued, and any other is refused: then its lease is released on all nodes, including those that refused it or did not answer. A lease is renewed, and released, by a majority; losing
-/// it on a minority does not end it. In a renewal, nodes that have lost their data or could not be reached before get
-/// the lease again. A node that is slow, or hangs, delays nothing: every decision is made as soon as a majority has
-/// answered.
+/// client trusts it, because their clocks differ. If no majority can grant it any more, a request that waits is queued,
+/// and any other is refused: then its lease is released on all nodes, including those that refused it or did not
+/// answer. A lease is renewed, and released, by a majority; losing it on a minority does not end it. In a renewal,
+/// nodes that have lost their data or could not be reached before get the lease again. A node that is slow, or hangs,
+/// delays nothing: every decision is made as soon as a majority has answered.
 ///
 /// **Fencing tokens.** Before a guard is handed out, a majority knows its token and issues only greater ones. Every two
 /// majorities have a node in common, so tokens increase even when two clients believe that they hold the lock, which no
@@ -78,9 +79,9 @@ const NO_SEMAPHORES: &str = "majorities exclude a second holder, but they do not
 ///
 /// **What it does not promise.**
 ///
-/// * Exclusion depends on the nodes' clocks running at about the same speed. If the clock of a node jumps ahead, it ends its leases early,
-///   and if that leaves an earlier holder without a majority, two clients hold the lock until the first one's next renewal.
-///   Fencing rejects the late writes of the first one.
+/// * Exclusion depends on the nodes' clocks running at about the same speed. If the clock of a node jumps ahead, it
+///   ends its leases early, and if that leaves an earlier holder without a majority, two clients hold the lock until
+///   the first one's next renewal. Fencing rejects the late writes of the first one.
 /// * A node that crashes and returns without its data has forgotten its leases, with the same result. Nodes should
 ///   write every change to disk (`appendfsync always`), or be kept from returning before the longest TTL has passed.
 /// * Serving requests in order of arrival is only an aim, because each node has its own queue. If requests arrive at
@@ -88,8 +89,8 @@ const NO_SEMAPHORES: &str = "majorities exclude a second holder, but they do not
 ///   random time and queue again.
 /// * A request that does not wait may be refused if another one is made at the same moment, even though neither gets
 ///   the lock.
-/// * Holds of one owner of a reentrant lock have the same token as long as the nodes have the same holds. If the owner enters
-///   from another client while a hold is known to only some of the nodes, the new hold's token may be greater.
+/// * Holds of one owner of a reentrant lock have the same token as long as the nodes have the same holds. If the owner
+///   enters from another client while a hold is known to only some of the nodes, the new hold's token may be greater.
 /// * Replicas do not help: a node is one server without failover.
 ///
 /// Semaphores are not supported: majorities cannot count permits.
@@ -118,9 +119,9 @@ impl RedlockBuilder {
         Self { nodes, node_timeout: Self::DEFAULT_NODE_TIMEOUT }
     }
 
-    /// How long a node may take to answer a request before it counts as failed. It is never more than a fifth of the TTL. It
-    /// should be longer than any usual round trip, and much shorter than the TTL. From 1 ms to 60 s. For renewals and releases,
-    /// which are less urgent, it is a fifth of the TTL, 2 s at most, unless this is longer.
+    /// How long a node may take to answer a request before it counts as failed. It is never more than a fifth of the
+    /// TTL. It should be longer than any usual round trip, and much shorter than the TTL. From 1 ms to 60 s. For
+    /// renewals and releases, which are less urgent, it is a fifth of the TTL, 2 s at most, unless this is longer.
     ///
     /// Default: 100 ms.
     pub const fn node_timeout(mut self, timeout: Duration) -> Self {
@@ -143,9 +144,11 @@ impl RedlockBuilder {
     ///
     /// # Errors
     ///
-    /// * [`Error::InvalidArgument`] if there are no nodes, more than 31, or two with the same address; or if a timeout is out of bounds.
+    /// * [`Error::InvalidArgument`] if there are no nodes, more than 31, or two with the same address; or if a timeout
+    ///   is out of bounds.
     /// * [`Error::Unsupported`] for clusters and sentinels.
-    /// * [`Error::StoreUnavailable`] if no majority can be reached in time: the error names each node and what is wrong with it.
+    /// * [`Error::StoreUnavailable`] if no majority can be reached in time: the error names each node and what is wrong
+    ///   with it.
     /// * [`Error::StoreRefused`] if a majority refuses this client.
     ///
     /// # Cancel safety
@@ -161,8 +164,8 @@ impl RedlockBuilder {
     ///
     /// # Errors
     ///
-    /// [`Error::InvalidArgument`] and [`Error::Unsupported`], as for [`connect`](Self::connect). [`Error::StoreUnavailable`] if the
-    /// crate's own thread cannot be started.
+    /// [`Error::InvalidArgument`] and [`Error::Unsupported`], as for [`connect`](Self::connect).
+    /// [`Error::StoreUnavailable`] if the crate's own thread cannot be started.
     pub fn connect_lazy(self) -> Result<RedlockBackend, Error> {
         self.build(|node, _| Ok(NodeHandle::with(Arc::new(node.connect_lazy()?))))
     }
@@ -215,8 +218,10 @@ impl RedlockBackend {
         RedlockBuilder::new(nodes.into_iter().collect())
     }
 
-    /// Settings for a connection to `redlock://[[user:]password@]host[:port],host[:port],...[/database][?option=value&...]`. Options are
-    /// `node_timeout`, and for each node `connect_timeout`, `reply_timeout` and `poll_interval`, such as `node_timeout=50ms`.
+    /// Settings for a connection to
+    /// `redlock://[[user:]password@]host[:port],host[:port],...[/database][?option=value&...]`. Options are
+    /// `node_timeout`, and for each node `connect_timeout`, `reply_timeout` and `poll_interval`, such as
+    /// `node_timeout=50ms`.
     ///
     /// # Errors
     ///

@@ -33,17 +33,17 @@ const NOT_YET: &str = "not connected yet";
 
 /// What a node must do beyond the contract of a store: nodes must agree on tokens.
 pub(in crate::backend) trait Node: Backend {
-    /// As [`request`](Backend::request), for a token that is not less than `proposed`. A node may ignore a proposal that is far ahead
-    /// of its own tokens.
+    /// As [`request`](Backend::request), for a token that is not less than `proposed`. A node may ignore a proposal
+    /// that is far ahead of its own tokens.
     fn request_from<'a>(
         &'a self,
         request: &'a Request,
         proposed: FencingToken,
     ) -> BoxFuture<'a, Result<Answer, BackendError>>;
 
-    /// Gives a lease that is held this token; every later grant of that key has a greater one, by at least as many as a grant reserves.
-    /// If the lock belongs to an owner, the token is that of all of the owner's holds, and a greater one stays. `false` if the lease is not
-    /// held. Idempotent.
+    /// Gives a lease that is held this token; every later grant of that key has a greater one, by at least as many as a
+    /// grant reserves. If the lock belongs to an owner, the token is that of all of the owner's holds, and a greater
+    /// one stays. `false` if the lease is not held. Idempotent.
     fn settle<'a>(
         &'a self,
         lease: &'a LeaseRef,
@@ -77,7 +77,8 @@ pub(super) struct NodeHandle {
     pub(super) since: std::time::Instant,
 }
 
-/// Whether a node answers. One that does not is left alone for a while: what would be sent to a server that hangs would only pile up.
+/// Whether a node answers. One that does not is left alone for a while: what would be sent to a server that hangs would
+/// only pile up.
 #[derive(Debug, Default)]
 struct Health {
     /// How many calls in a row have not been answered.
@@ -186,7 +187,8 @@ impl NodeHandle {
         self.failure.lock().take()
     }
 
-    /// Connects in a task on the crate's own thread, unless the node is connected or that task runs: until it succeeds or `closed`.
+    /// Connects in a task on the crate's own thread, unless the node is connected or that task runs: until it succeeds
+    /// or `closed`.
     pub(super) fn connect(self: &Arc<Self>, own: &Handle, closed: CancellationToken) {
         let Some(builder) = self.builder.clone().filter(|_| self.node.get().is_none()) else { return };
         let mut connecting = self.connecting.lock();
@@ -231,8 +233,8 @@ impl NodeHandle {
         }
     }
 
-    /// Takes note of why an attempt to connect has failed. Those who watch are told if it is the first one, or for another reason than
-    /// the last one.
+    /// Takes note of why an attempt to connect has failed. Those who watch are told if it is the first one, or for
+    /// another reason than the last one.
     fn failed(&self, error: Error) {
         let reason = reason_of(&error);
         let last = self.failure.lock().replace(error).as_ref().map(reason_of);
@@ -242,7 +244,8 @@ impl NodeHandle {
         });
     }
 
-    /// Yields whenever the state of the node has changed, until the node is closed, or, if it was never connected, the client is.
+    /// Yields whenever the state of the node has changed, until the node is closed, or, if it was never connected, the
+    /// client is.
     pub(super) fn changes(self: &Arc<Self>, closed: CancellationToken) -> BoxStream<'static, ()> {
         // Before the look at the node: what happens in between is not missed.
         let attempts = self.status.subscribe();

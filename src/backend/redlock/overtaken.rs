@@ -1,8 +1,9 @@
 //! Requests that a release may have overtaken. No I/O.
 //!
-//! A decision needs a majority, so a lease can be released while its request is still on its way to other nodes. Usually they execute it
-//! first, because it was sent first. But a node that does not know the script, or is being connected to, gets the request again or later,
-//! and may get the release before it: then nothing would end what it grants.
+//! A decision needs a majority, so a lease can be released while its request is still on its way to other nodes.
+//! Usually they execute it first, because it was sent first. But a node that does not know the script, or is being
+//! connected to, gets the request again or later, and may get the release before it: then nothing would end what it
+//! grants.
 
 use parking_lot::Mutex;
 

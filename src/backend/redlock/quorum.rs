@@ -22,7 +22,8 @@ use crate::closing::Closing;
 use crate::fence::FencingToken;
 use crate::home::Home;
 
-/// How far ahead of this client's time proposed tokens are at first: more than the clocks of nodes and clients usually differ.
+/// How far ahead of this client's time proposed tokens are at first: more than the clocks of nodes and clients usually
+/// differ.
 const AHEAD: u64 = 10_000;
 /// How far ahead they may become. A node accepts 10 s.
 const MAX_AHEAD: u64 = 5_000_000;
@@ -139,8 +140,8 @@ impl Quorum {
         self.events.lock().send(event);
     }
 
-    /// Runs a task on the current runtime, or, if a future is dropped outside of any, on the crate's own thread. Boxed, as all tasks
-    /// are (`runtime::spawn`).
+    /// Runs a task on the current runtime, or, if a future is dropped outside of any, on the crate's own thread. Boxed,
+    /// as all tasks are (`runtime::spawn`).
     pub(super) fn spawn(&self, task: impl Future<Output = ()> + Send + 'static) {
         match Handle::try_current().or_else(|_| background::handle()) {
             Ok(runtime) => drop(self.tasks.spawn_on(task.boxed(), &runtime)),
@@ -166,8 +167,8 @@ impl Quorum {
         });
     }
 
-    /// Releases a lease on one node, again and again until `is_done` accepts the answer, until `end`, by when it has expired on the
-    /// node, or until this is closed.
+    /// Releases a lease on one node, again and again until `is_done` accepts the answer, until `end`, by when it has
+    /// expired on the node, or until this is closed.
     pub(super) async fn release_until(
         &self,
         node: usize,
@@ -193,7 +194,8 @@ impl Quorum {
         }
     }
 
-    /// Whether [`close`](Self::close) no longer waits for releases. A client that is only dropped leaves nothing behind.
+    /// Whether [`close`](Self::close) no longer waits for releases. A client that is only dropped leaves nothing
+    /// behind.
     pub(super) fn is_shut_down(&self) -> bool {
         self.tasks.is_closed() && self.closing.is_closed()
     }

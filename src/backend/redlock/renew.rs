@@ -1,5 +1,6 @@
-//! Renewals: by a majority of those nodes that still hold the lease. Afterwards nodes that have nothing under the key get the lease
-//! again, for instance after a restart without persistence, or because they could not be reached when it was granted.
+//! Renewals: by a majority of those nodes that still hold the lease. Afterwards nodes that have nothing under the key
+//! get the lease again, for instance after a restart without persistence, or because they could not be reached when it
+//! was granted.
 
 use std::pin::pin;
 use std::sync::Arc;
@@ -101,7 +102,8 @@ impl Quorum {
             Some((request, token))
         });
         let (Some(Some((request, token))), Ok(node)) = (known, self.nodes[n].connected()) else { return };
-        // A node that has forgotten the holds of an owner may have been the one that knew of a later hold, under a greater token.
+        // A node that has forgotten the holds of an owner may have been the one that knew of a later hold, under a
+        // greater token.
         let proposed = if request.claim.owner().is_some() { token.max(self.propose()) } else { token };
         let taken_in = async {
             match node.request_from(&request, proposed).await? {

@@ -46,8 +46,8 @@ impl Ballot {
         );
     }
 
-    /// Whether other answers may show that a majority had granted the lease before, under a token that is not known yet: some nodes may
-    /// not have executed the earlier request, and grant this one anew.
+    /// Whether other answers may show that a majority had granted the lease before, under a token that is not known
+    /// yet: some nodes may not have executed the earlier request, and grant this one anew.
     fn may_be_earlier(&self) -> bool {
         let may_be_known = self.held.is_some() || self.asked.claim.owner().is_some();
         may_be_known && !self.votes.has_token(self.held)
@@ -94,7 +94,8 @@ impl Quorum {
     async fn ask(self: &Arc<Self>, request: &Request) -> Result<(Answer, bool), BackendError> {
         let id = request.lease.id;
         let asked = self.leases.begin(request, self.nodes.len(), || for_nodes(request));
-        // However this ends: if the lease is released in the meantime, some of the requests may be sent after the release.
+        // However this ends: if the lease is released in the meantime, some of the requests may be sent after the
+        // release.
         let asking = guard(self, |quorum| {
             if !quorum.leases.end(id) {
                 quorum.release_everywhere(&asked.lease, asked.ttl);
@@ -391,9 +392,9 @@ impl Quorum {
         }
     }
 
-    /// Resolves a split of the votes: if a minority has granted a lease that waits, and no majority does so within a short random
-    /// time, gives that up, for the next in the queues of those nodes, and waits behind them. Otherwise clients of which none
-    /// has a majority would wait for each other.
+    /// Resolves a split of the votes: if a minority has granted a lease that waits, and no majority does so within a
+    /// short random time, gives that up, for the next in the queues of those nodes, and waits behind them. Otherwise
+    /// clients of which none has a majority would wait for each other.
     pub(super) fn resolve(self: &Arc<Self>, lease: LeaseRef) {
         let (quorum, id) = (Arc::clone(self), lease.id);
         self.spawn(async move {
@@ -463,7 +464,8 @@ impl Quorum {
 }
 
 /// How much longer a lease lasts on the nodes than for the client: the drift of their clocks, 1% and 2 ms. The client
-/// counts the TTL that its user has set, and the nodes keep the lease just long enough that this TTL is left after drift.
+/// counts the TTL that its user has set, and the nodes keep the lease just long enough that this TTL is left after
+/// drift.
 pub(super) fn spare(ttl: Duration) -> Duration {
     let millis = u64::try_from(ttl.as_millis()).unwrap_or(u64::MAX);
     Duration::from_millis((millis + 2).div_ceil(99) + 2)

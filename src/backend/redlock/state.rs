@@ -57,8 +57,8 @@ impl Quorum {
         Err(self.no_quorum(failures))
     }
 
-    /// The findings for each node, and which nodes cannot be reached, or are too slow to count. Nodes that hang take no longer together
-    /// than one does.
+    /// The findings for each node, and which nodes cannot be reached, or are too slow to count. Nodes that hang take no
+    /// longer together than one does.
     pub(super) async fn check_all(&self) -> Result<Vec<Finding>, BackendError> {
         let checks = self.nodes.iter().map(|handle| async {
             match handle.connected() {

@@ -296,7 +296,8 @@ async fn a_grant_that_is_being_released_does_not_count() {
 async fn a_request_that_a_node_executes_after_its_release_keeps_nothing_there() {
     let stores = Stores::new(5);
     let client = stores.client();
-    // In time for the request, whether it is granted or queued by then, or too late for it, when it is not sent any more.
+    // In time for the request, whether it is granted or queued by then, or too late for it, when it is not sent any
+    // more.
     for (held_by_another, late) in [(false, 20), (true, 20), (false, 200)] {
         let other = stores.client();
         let request = Request { waits: true, ..client.new_request() };
@@ -605,8 +606,8 @@ impl Numbers {
     }
 }
 
-/// Whatever is late, is lost with a node's data, or is restored: no hold has a smaller token than one that was granted before it
-/// was requested.
+/// Whatever is late, is lost with a node's data, or is restored: no hold has a smaller token than one that was granted
+/// before it was requested.
 #[tokio::test(start_paused = true)]
 async fn tokens_of_an_owner_in_several_clients_never_go_back() {
     let mut granted = 0;

@@ -83,8 +83,8 @@ impl Votes {
         })
     }
 
-    /// The token of the grant: `held`, if a majority answers with an earlier grant and this is its token; otherwise the one on which a
-    /// majority agrees, if there is one; otherwise the greatest.
+    /// The token of the grant: `held`, if a majority answers with an earlier grant and this is its token; otherwise the
+    /// one on which a majority agrees, if there is one; otherwise the greatest.
     pub(super) fn token(&self, held: Option<FencingToken>) -> Option<FencingToken> {
         self.common_token(held).or_else(|| self.grants().map(|(_, grant)| grant.token).max())
     }
@@ -107,8 +107,8 @@ impl Votes {
         tokens.find(|token| self.grants().filter(|(_, grant)| grant.token == *token).count() >= quorum)
     }
 
-    /// How long a majority still holds the lease, if it was granted before this request; `None` for a full TTL. `spare` is how
-    /// much longer than the client's lease those of the nodes are.
+    /// How long a majority still holds the lease, if it was granted before this request; `None` for a full TTL. `spare`
+    /// is how much longer than the client's lease those of the nodes are.
     pub(super) fn remaining(&self, spare: Duration) -> Option<Duration> {
         let left = |grant: Grant| grant.remaining.map_or(Duration::MAX, |left| left.saturating_sub(spare));
         let mut left: SmallVec<[_; USUAL]> = self.grants().map(|(_, grant)| left(grant)).collect();
@@ -186,7 +186,8 @@ impl Releases {
         } += 1;
     }
 
-    /// What a release of a lease on `nodes` nodes has found, once that is certain; `Err` if too few nodes have answered.
+    /// What a release of a lease on `nodes` nodes has found, once that is certain; `Err` if too few nodes have
+    /// answered.
     pub(super) fn found(&self, nodes: usize) -> Option<Result<Released, ()>> {
         let quorum = majority(nodes);
         let Self { held, unknown, queued, revoked, taken, absent, failed } = *self;
@@ -276,8 +277,8 @@ impl Renewals {
         Some(answer)
     }
 
-    /// Why it was lost: by force or to another client if any node says so, since the nodes that have not answered yet may say the same,
-    /// and otherwise what most nodes say.
+    /// Why it was lost: by force or to another client if any node says so, since the nodes that have not answered yet
+    /// may say the same, and otherwise what most nodes say.
     fn reason(&self) -> Option<LossReason> {
         use LossReason::{Revoked, Taken};
         let reasons = self.answers.iter().flatten().filter_map(|answer| match answer {

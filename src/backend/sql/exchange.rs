@@ -1,4 +1,5 @@
-//! Changing records: uncontended ones by reading them and writing those that no other client has changed, a contended one in its turn.
+//! Changing records: uncontended ones by reading them and writing those that no other client has changed, a contended
+//! one in its turn.
 
 use std::future::ready;
 use std::sync::Arc;
@@ -74,8 +75,8 @@ pub(in crate::backend) trait Session: Sweep {
     fn keys(&mut self, from: &str, limit: usize)
     -> impl Future<Output = Result<Vec<String>, Failure>> + Send;
 
-    /// Waits until it is this client's turn to change a contended record, and reads it in the same exchange. `None` if the server does not
-    /// take part in turns.
+    /// Waits until it is this client's turn to change a contended record, and reads it in the same exchange. `None` if
+    /// the server does not take part in turns.
     fn begin_turn(&mut self, key: &str) -> impl Future<Output = Result<Option<Read>, Failure>> + Send;
 
     /// Writes the record and ends the turn in one exchange. It may be written although the turn was not ended.
@@ -136,8 +137,8 @@ struct Exchange<'a, S> {
 }
 
 impl<S: Session> Exchange<'_, S> {
-    /// Writes all records in one exchange, based on their cached versions, if all are cached. Records that another client has changed, or
-    /// that are not cached, are read in one exchange and written in another.
+    /// Writes all records in one exchange, based on their cached versions, if all are cached. Records that another
+    /// client has changed, or that are not cached, are read in one exchange and written in another.
     async fn change_uncontended(&mut self, batches: Vec<KeyBatch>) -> Outcome {
         if batches.iter().any(|batch| batch.written.is_none()) {
             return self.read_and_write(batches).await;
@@ -206,8 +207,8 @@ impl<S: Session> Exchange<'_, S> {
         }
     }
 
-    /// Adds changes of the same key that were requested since. Returns whether there were any. Called once per round, because a batch
-    /// that keeps growing would never be executed.
+    /// Adds changes of the same key that were requested since. Returns whether there were any. Called once per round,
+    /// because a batch that keeps growing would never be executed.
     fn add_later(&self, batch: &mut KeyBatch) -> bool {
         S::JOIN_LATE && batch.tries == 0 && self.schedule.add_later(batch)
     }
@@ -256,7 +257,8 @@ impl<S: Session> Exchange<'_, S> {
         }
     }
 
-    /// Like an uncontended record. The more often another client was faster, the longer is the pause before the next attempt.
+    /// Like an uncontended record. The more often another client was faster, the longer is the pause before the next
+    /// attempt.
     async fn change_without_turns(&mut self, batch: KeyBatch) -> Outcome {
         let longest = FIRST_PAUSE * (1 << batch.tries.min(MAX_DOUBLINGS));
         sleep(longest * (Uuid::new_v4().as_fields().0 >> 16) / (1 << 16)).await;

@@ -9,8 +9,8 @@
 //! | `exchange`, `record` | changing records, optimistically, or in turns if they are contended; a record as it is read, changed and written |
 //! | `sweep` | records that nobody has used for a day |
 //!
-//! What a database does in its own way, it does as a [`Server`] with [`Session`]s and [`Notifications`]. In which order changes are carried out, and by which connection, is in
-//! `backend::records`.
+//! What a database does in its own way, it does as a [`Server`] with [`Session`]s and [`Notifications`]. In which order
+//! changes are carried out, and by which connection, is in `backend::records`.
 //!
 //! All connections run on the crate's own thread, so leases are kept regardless of what the application's runtimes do.
 

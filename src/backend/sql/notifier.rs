@@ -1,5 +1,5 @@
-//! The connection through which a client learns that it is next. It is opened with the first stream of events, and again whenever it is
-//! lost.
+//! The connection through which a client learns that it is next. It is opened with the first stream of events, and
+//! again whenever it is lost.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -23,11 +23,12 @@ const PAUSE: Duration = Duration::from_millis(200);
 pub(in crate::backend) trait Notifications: Send + Sync + 'static {
     type Connection: Send;
 
-    /// The events from now on, for the client with this id, which never changes. A later stream replaces an earlier one.
+    /// The events from now on, for the client with this id, which never changes. A later stream replaces an earlier
+    /// one.
     fn events(&self, client: Uuid) -> BoxStream<'static, Event>;
 
-    /// Opens the connection, ready to be used. Notifications since the last one were lost. What limits the promises of the store is traced
-    /// if it `is_first`, which is then no longer so.
+    /// Opens the connection, ready to be used. Notifications since the last one were lost. What limits the promises of
+    /// the store is traced if it `is_first`, which is then no longer so.
     fn open(&self, is_first: &AtomicBool) -> impl Future<Output = Result<Self::Connection, Failure>> + Send;
 
     /// Passes on what is learnt, until the connection is lost.

@@ -33,7 +33,8 @@ impl fmt::Display for Place {
     }
 }
 
-/// What the first attempt returns that succeeds, until the `end`. Each attempt is for one of the places, by its index, at an address.
+/// What the first attempt returns that succeeds, until the `end`. Each attempt is for one of the places, by its index,
+/// at an address.
 #[expect(clippy::future_not_send, reason = "it is if the attempts are")]
 pub(in crate::backend) async fn reach<S, T, F>(
     settings: &Settings<S>,

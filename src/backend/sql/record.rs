@@ -8,8 +8,9 @@ use crate::backend::{BackendError, Ledger, Stamp};
 
 /// How long a written record is cached: in that time, clocks drift apart by less than a millisecond.
 const MAX_AGE: Duration = Duration::from_secs(10);
-/// How long writing a cached record may take. Leases granted by that write are measured from the end of this time, so that none ends too
-/// early. If the write arrives later, for instance because this machine was suspended, it is rejected, and the record is read.
+/// How long writing a cached record may take. Leases granted by that write are measured from the end of this time, so
+/// that none ends too early. If the write arrives later, for instance because this machine was suspended, it is
+/// rejected, and the record is read.
 const TO_WRITE_MICROS: i64 = 20_000;
 /// By how much clocks may differ that measure the same few seconds.
 const CLOCKS_DIFFER_MICROS: i64 = 1_000;
@@ -89,8 +90,8 @@ impl Read {
             Some(stored) => stored.ledger()?,
             None => Ledger::default(),
         };
-        // Clients measure their leases from when they sent the request, which was before the server's clock was read, or, if later, before
-        // `late`.
+        // Clients measure their leases from when they sent the request, which was before the server's clock was read,
+        // or, if later, before `late`.
         let micros = |time: i64| u64::try_from(time).unwrap_or(0);
         let floor = micros(floor).saturating_add(1);
         let stamp = Stamp::new(micros(now), micros(late), micros(now).max(floor));

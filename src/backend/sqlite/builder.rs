@@ -22,7 +22,8 @@ pub enum Synchronous {
     /// may be forgotten, but their holders have died with it, and tokens follow the clock.
     #[default]
     Normal,
-    /// Before it is answered. Only needed if something outside this machine relies on a lease that is still held after a power cut.
+    /// Before it is answered. Only needed if something outside this machine relies on a lease that is still held after
+    /// a power cut.
     Full,
 }
 
@@ -144,7 +145,8 @@ impl SqliteBuilder {
     ///
     /// # Errors
     ///
-    /// [`Error::InvalidArgument`] if a setting is out of bounds. [`Error::StoreUnavailable`] if the client's thread cannot be started.
+    /// [`Error::InvalidArgument`] if a setting is out of bounds. [`Error::StoreUnavailable`] if the client's thread
+    /// cannot be started.
     pub fn connect_lazy(self) -> Result<SqliteBackend, Error> {
         let within = |argument, value: Duration, limit| {
             if (Duration::from_millis(1)..=limit).contains(&value) {

@@ -1,6 +1,7 @@
 //! Which file it is, and what can be said about it without opening it.
 //!
-//! Nothing here opens the file: on Unix, closing any descriptor of it ends the locks that SQLite has on it in this process.
+//! Nothing here opens the file: on Unix, closing any descriptor of it ends the locks that SQLite has on it in this
+//! process.
 
 use std::fs;
 use std::io;
@@ -95,7 +96,8 @@ pub(super) fn lack(path: &Path) -> Option<String> {
     opened.err().filter(is_lack).map(|error| format!("it cannot be opened at the moment: {error}"))
 }
 
-/// Whether a file could not be opened because there are too many open ones (in the process or on the machine), or too little memory.
+/// Whether a file could not be opened because there are too many open ones (in the process or on the machine), or too
+/// little memory.
 #[cfg(unix)]
 fn is_lack(error: &io::Error) -> bool {
     // ENFILE and EMFILE: these numbers are the same on every Unix.

@@ -42,7 +42,8 @@ impl Inbox {
         Self { socket, client: OnceLock::new(), events: Mutex::default(), waiting: Mutex::default() }
     }
 
-    /// The events from now on, for the client with this id, which never changes. A later stream replaces an earlier one.
+    /// The events from now on, for the client with this id, which never changes. A later stream replaces an earlier
+    /// one.
     pub(super) fn open(self: &Arc<Self>, client: Uuid) -> BoxStream<'static, Event> {
         let events = self.events.lock().open();
         let client = *self.client.get_or_init(|| client);
@@ -139,7 +140,8 @@ pub(super) fn here(client: Uuid) -> Option<Arc<Inbox>> {
     HERE.with(|here| here.get(&client).and_then(Weak::upgrade))
 }
 
-/// The events that arrive as datagrams, once this is polled on a runtime that can carry sockets. Where there is none, the client polls.
+/// The events that arrive as datagrams, once this is polled on a runtime that can carry sockets. Where there is none,
+/// the client polls.
 fn datagrams(inbox: Weak<Inbox>) -> BoxStream<'static, Event> {
     let socket = async move {
         let socket = inbox.upgrade()?.socket.lock().as_ref()?.try_clone().ok()?;

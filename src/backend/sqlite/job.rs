@@ -13,8 +13,8 @@ pub(super) trait Job: Send {
     /// How many records it changes.
     fn records(&self) -> usize;
 
-    /// Does it. The outcome is kept until the transaction has been stored. `is_full` means that there was no space the last time that
-    /// something was to be written.
+    /// Does it. The outcome is kept until the transaction has been stored. `is_full` means that there was no space the
+    /// last time that something was to be written.
     ///
     /// # Errors
     ///

@@ -129,7 +129,8 @@ impl Worker {
         next.saturating_duration_since(Instant::now())
     }
 
-    /// Carries out jobs in one transaction. If it fails, all of them have failed, unless others of them can succeed alone.
+    /// Carries out jobs in one transaction. If it fails, all of them have failed, unless others of them can succeed
+    /// alone.
     pub(super) fn carry_out(&mut self, mut jobs: Vec<Box<dyn Job>>) {
         if jobs.is_empty() {
             return;

@@ -23,8 +23,8 @@ mod library;
 pub(super) use library::Stream;
 pub(super) use library::Tls;
 
-/// Certificates for a store whose URL requires TLS (`rediss://`, `valkeys://`, `postgres://...?sslmode=require`, `etcds://`,
-/// and so on): see `tls` of each store's builder.
+/// Certificates for a store whose URL requires TLS (`rediss://`, `valkeys://`, `postgres://...?sslmode=require`,
+/// `etcds://`, and so on): see `tls` of each store's builder.
 ///
 /// The server's certificate is always verified: it must be signed by a known authority, be currently valid, and match
 /// the host that the URL names (in a cluster and with sentinels, also the addresses that the servers name). There is no
@@ -69,16 +69,16 @@ impl TlsOptions {
         Self::default()
     }
 
-    /// Trusts one or more authorities, given their certificates in PEM. The system's trusted authorities are then no longer trusted.
-    /// Can be called several times.
+    /// Trusts one or more authorities, given their certificates in PEM. The system's trusted authorities are then no
+    /// longer trusted. Can be called several times.
     pub fn ca_certificate_pem(mut self, certificates: impl Into<Vec<u8>>) -> Self {
         self.authorities.push(certificates.into());
         self
     }
 
     /// Presents a certificate to servers that require one. `chain` is that certificate in PEM, followed by those of any
-    /// intermediate authorities up to one that the server knows. `key` is its private key in PEM as PKCS #8 (`-----BEGIN PRIVATE KEY-----`), not
-    /// encrypted.
+    /// intermediate authorities up to one that the server knows. `key` is its private key in PEM as PKCS #8
+    /// (`-----BEGIN PRIVATE KEY-----`), not encrypted.
     pub fn client_certificate_pem(mut self, chain: impl Into<Vec<u8>>, key: impl Into<Vec<u8>>) -> Self {
         self.client = Some(ClientCertificate { chain: chain.into(), key: key.into() });
         self

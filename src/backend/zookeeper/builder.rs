@@ -97,8 +97,8 @@ impl ZookeeperBuilder {
         self
     }
 
-    /// A user and a password for the scheme `digest`. Nodes are then created so that only this user may use them. Without
-    /// credentials, any client may.
+    /// A user and a password for the scheme `digest`. Nodes are then created so that only this user may use them.
+    /// Without credentials, any client may.
     ///
     /// Default: none.
     pub fn credentials(mut self, user: impl Into<String>, password: impl Into<String>) -> Self {
@@ -106,8 +106,9 @@ impl ZookeeperBuilder {
         self
     }
 
-    /// The session timeout to request from the servers, 100 ms to 24 h. The servers limit it, by default to between 4 and 40 s. The nodes
-    /// of leases with a TTL of at most this are ephemeral: they end with the session, for instance when a process ends.
+    /// The session timeout to request from the servers, 100 ms to 24 h. The servers limit it, by default to between 4
+    /// and 40 s. The nodes of leases with a TTL of at most this are ephemeral: they end with the session, for instance
+    /// when a process ends.
     ///
     /// Default: 40 s.
     pub const fn session_timeout(mut self, timeout: Duration) -> Self {
@@ -153,8 +154,8 @@ impl ZookeeperBuilder {
     ///
     /// * [`Error::InvalidArgument`] if a setting is out of bounds, or a server or the chroot is not valid.
     /// * [`Error::Unsupported`] if TLS is required, and this build lacks it.
-    /// * [`Error::StoreUnavailable`] if no server can be reached within [`connect_timeout`](Self::connect_timeout), or the server that was
-    ///   reached has no quorum.
+    /// * [`Error::StoreUnavailable`] if no server can be reached within [`connect_timeout`](Self::connect_timeout), or
+    ///   the server that was reached has no quorum.
     /// * [`Error::StoreRefused`] if the credentials are refused, or the chroot does not exist and may not be created.
     ///
     /// # Cancel safety
@@ -170,8 +171,9 @@ impl ZookeeperBuilder {
     ///
     /// # Errors
     ///
-    /// [`Error::InvalidArgument`] if a setting is out of bounds, or a server or the chroot is not valid; [`Error::Unsupported`] if TLS is
-    /// required, and this build lacks it; [`Error::StoreUnavailable`] if this crate's own thread cannot be started.
+    /// [`Error::InvalidArgument`] if a setting is out of bounds, or a server or the chroot is not valid;
+    /// [`Error::Unsupported`] if TLS is required, and this build lacks it; [`Error::StoreUnavailable`] if this crate's
+    /// own thread cannot be started.
     pub fn connect_lazy(self) -> Result<ZookeeperBackend, Error> {
         let settings = Settings::of(self)?;
         let address = settings.address.clone();
@@ -212,8 +214,8 @@ impl Settings {
         })
     }
 
-    /// What each server may take of the time for connecting, so that one that hangs leaves time for the others. It is doubled after each round
-    /// in which none has answered, up to the whole time: perhaps all of them are slow.
+    /// What each server may take of the time for connecting, so that one that hangs leaves time for the others. It is
+    /// doubled after each round in which none has answered, up to the whole time: perhaps all of them are slow.
     pub(super) fn time_per_server(&self, failed_rounds: u32) -> Duration {
         let share = self.connect_timeout / u32::try_from(self.servers.len()).unwrap_or(u32::MAX);
         share.saturating_mul(2_u32.saturating_pow(failed_rounds)).min(self.connect_timeout)

@@ -44,8 +44,8 @@ impl Reading {
         self.reported.saturating_add(MILLISECOND).saturating_add(micros(self.sent.elapsed()))
     }
 
-    /// The present, for a record that exists or one that does not. The numbers of a record that was deleted were below the time
-    /// at which they were issued; what is issued next is above it.
+    /// The present, for a record that exists or one that does not. The numbers of a record that was deleted were below
+    /// the time at which they were issued; what is issued next is above it.
     pub(super) fn stamp(&self, exists: bool) -> Stamp {
         let (now, late) = (self.now(), self.late());
         Stamp::new(now, late, if exists { now } else { late })

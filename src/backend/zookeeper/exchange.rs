@@ -209,8 +209,8 @@ impl<'a> Attempt<'a> {
         self.change().await
     }
 
-    /// Whether this write cannot miss anything that has happened since the key was read. If it writes the record, it fails if another
-    /// client has written the record; but the record does not contain the waiters for permits.
+    /// Whether this write cannot miss anything that has happened since the key was read. If it writes the record, it
+    /// fails if another client has written the record; but the record does not contain the waiters for permits.
     fn may_write(&self, writing: &Writing) -> bool {
         let overlooks_nobody = !writing.concerns_waiters || !self.view.may_have_waiters();
         self.view.is_current || (writing.generation.is_some() && overlooks_nobody)
@@ -317,7 +317,8 @@ impl<'a> Attempt<'a> {
         let own = asked.into_iter().filter(|lease| Some(lease.client()) == client);
         self.shared.send(own.map(Event::AskAgain));
         if !served.is_empty() {
-            // The record has been written since it was read. If it still lacks these holds, another program has interfered.
+            // The record has been written since it was read. If it still lacks these holds, another program has
+            // interfered.
             self.look().await?;
             self.view.end_unless_held(&served);
         }

@@ -104,7 +104,8 @@ struct Shared {
 }
 
 impl ZookeeperBackend {
-    /// Connects to the servers in a URL: `zookeeper://[user:password@]host[:port][,host...][/chroot][?option=value&...]`.
+    /// Connects to the servers in a URL:
+    /// `zookeeper://[user:password@]host[:port][,host...][/chroot][?option=value&...]`.
     ///
     /// # Errors
     ///

@@ -22,9 +22,11 @@ use crate::backend::{Kind, LeaseId, LeaseRef, Request, Resource};
 const ESCAPED: &AsciiSet =
     &NON_ALPHANUMERIC.remove(b'-').remove(b'_').remove(b'.').remove(b':').remove(b'@').remove(b'=');
 
-/// What is escaped in a text that people read in the name of a node. ZooKeeper allows the rest of ASCII; what is beyond it is always escaped.
+/// What is escaped in a text that people read in the name of a node. ZooKeeper allows the rest of ASCII; what is beyond
+/// it is always escaped.
 const ESCAPED_IN_TEXT: &AsciiSet = &CONTROLS.add(b'/').add(b'~').add(b'%');
-/// How much of a note is kept while its lease waits, in bytes: the names of all children of a key must fit into one answer of the server.
+/// How much of a note is kept while its lease waits, in bytes: the names of all children of a key must fit into one
+/// answer of the server.
 const MAX_NOTE: usize = 128;
 
 const CLOCK: &str = "~clock";

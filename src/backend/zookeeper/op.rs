@@ -3,8 +3,8 @@
 use super::failure::{Code, Malformed};
 use super::jute::{Message, Reader};
 
-/// The longest request that is sent: servers end the connection of a client that sends more than `jute.maxbuffer`, which is 1 MB
-/// unless configured otherwise.
+/// The longest request that is sent: servers end the connection of a client that sends more than `jute.maxbuffer`,
+/// which is 1 MB unless configured otherwise.
 pub(super) const MAX_REQUEST: usize = 1_000_000;
 
 /// Any version.

@@ -1,5 +1,5 @@
-//! The nodes of this client's own leases, which it watches: a client that serves or ends a lease notifies its client by writing or deleting
-//! the node.
+//! The nodes of this client's own leases, which it watches: a client that serves or ends a lease notifies its client by
+//! writing or deleting the node.
 
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
@@ -96,9 +96,9 @@ impl Places {
         }
     }
 
-    /// Updates the places of a key from this view. A lease that waited and now holds is reported through its node, unless the client
-    /// `knows` it from an answer. Returns the paths of the unwatched nodes of waiting leases, and whether there are unwatched nodes of
-    /// holds.
+    /// Updates the places of a key from this view. A lease that waited and now holds is reported through its node,
+    /// unless the client `knows` it from an answer. Returns the paths of the unwatched nodes of waiting leases, and
+    /// whether there are unwatched nodes of holds.
     pub(super) fn note(
         &self,
         key: &Arc<str>,
@@ -138,7 +138,8 @@ impl Places {
         (to_watch, are_holds)
     }
 
-    /// The paths of the nodes that are to be watched: all of them, as there is a new connection, or those of holds that are not.
+    /// The paths of the nodes that are to be watched: all of them, as there is a new connection, or those of holds that
+    /// are not.
     pub(super) fn to_watch(&self, all: bool) -> Vec<String> {
         let mut state = self.0.lock();
         let own = state.own.values_mut().flat_map(BTreeMap::values_mut);

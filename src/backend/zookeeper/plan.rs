@@ -147,8 +147,8 @@ impl Changed {
         self.write(view, context, held)
     }
 
-    /// Children whose last request time must be known: those that are served or prompted, those that their client extends or withdraws
-    /// (which may have been granted in the meantime), and the one that blocks the queue.
+    /// Children whose last request time must be known: those that are served or prompted, those that their client
+    /// extends or withdraws (which may have been granted in the meantime), and the one that blocks the queue.
     fn unknown(&self, view: &View) -> Vec<usize> {
         let blocking = self.ledger.first_that_does_not_fit();
         let matters = |child: &Child| {

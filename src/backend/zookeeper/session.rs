@@ -1,7 +1,7 @@
 //! The session of a client: it outlives its connections, and is replaced when it has expired.
 //!
-//! It runs in a task on the crate's own thread. Requests are pipelined: several are in flight at the same time, and the server executes
-//! them in the order in which they were sent.
+//! It runs in a task on the crate's own thread. Requests are pipelined: several are in flight at the same time, and the
+//! server executes them in the order in which they were sent.
 
 use std::collections::VecDeque;
 use std::io;
@@ -42,8 +42,8 @@ const CLOSE: i32 = -11;
 /// What happens besides replies.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Signal {
-    /// There is a connection, so that watches have to be set again. If the session is a new one, the ephemeral nodes of that
-    /// before do not exist any more.
+    /// There is a connection, so that watches have to be set again. If the session is a new one, the ephemeral nodes of
+    /// that before do not exist any more.
     Connected,
     /// A node that is watched has been written,
     Changed(String),
@@ -269,8 +269,8 @@ impl Carrier {
         }
     }
 
-    /// Asks the servers one after another, because the session moves to the one that was asked last: each has a share of the time limit.
-    /// `None` if the session has ended.
+    /// Asks the servers one after another, because the session moves to the one that was asked last: each has a share
+    /// of the time limit. `None` if the session has ended.
     async fn resume(&mut self) -> Result<Option<Link>, Failure> {
         let count = self.settings.servers.len();
         let (mut names, mut failures) = (Vec::new(), Vec::new());

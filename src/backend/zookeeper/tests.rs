@@ -104,8 +104,8 @@ impl World {
         view
     }
 
-    /// Carries out an operation as an attempt does, and the same on the ledger. If `other` is set, another client changes the key
-    /// before the first write, which then fails.
+    /// Carries out an operation as an attempt does, and the same on the ledger. If `other` is set, another client
+    /// changes the key before the first write, which then fails.
     fn carry_out(&mut self, operation: &Operation, must_write: bool, mut other: Option<Operation>) {
         self.site.replace_revoked(operation);
         let (outcome, client) = (RefCell::default(), self.site.client(operation));

@@ -13,7 +13,8 @@ use crate::backend::records::{Cached, Failure};
 use crate::backend::{BackendError, Grant, LeaseId, Ledger, Limit, Ticket};
 use crate::fence::FencingToken;
 
-/// The form of what a record's node contains, of which the generation is the rest of the first line, and the ledger what follows.
+/// The form of what a record's node contains, of which the generation is the rest of the first line, and the ledger
+/// what follows.
 const FORM: &str = "zookeeper/1";
 
 /// A key as it was read, or as this client knows it after its own change.
@@ -94,8 +95,8 @@ pub(super) enum Mark {
     AskAgain(i64),
 }
 
-/// The requests that read a key. What is read of the children must not be older than the record: then a hold without a child has
-/// ended, or the record has been written meanwhile.
+/// The requests that read a key. What is read of the children must not be older than the record: then a hold without a
+/// child has ended, or the record has been written meanwhile.
 pub(super) fn reads(path: &str) -> [Op; 2] {
     [Op::Get { path: path.to_owned(), watch: false }, Op::Children { path: path.to_owned() }]
 }
@@ -165,8 +166,8 @@ impl View {
         ledger
     }
 
-    /// The first place, if there is no holder and it is not known whether the place has ended: then that place decides the kind of the
-    /// record.
+    /// The first place, if there is no holder and it is not known whether the place has ended: then that place decides
+    /// the kind of the record.
     pub(super) fn uncertain(&self, now: u64) -> Option<usize> {
         if self.record.is_none() || self.is_held(now) {
             return None;
@@ -278,8 +279,8 @@ impl Record {
         format!("{FORM} {generation}\n{}", ledger.text_of_holds()).into_bytes()
     }
 
-    /// The ticket of a place. No other place of this key ever has it: the numbers of the children begin again if the node is
-    /// created again, but that is later.
+    /// The ticket of a place. No other place of this key ever has it: the numbers of the children begin again if the
+    /// node is created again, but that is later.
     pub(super) fn ticket(&self, name: &ChildName) -> Ticket {
         Ticket::new(millis(self.created).saturating_add(name.number.into()))
     }

@@ -1,4 +1,5 @@
-//! A cluster: which node serves which slot (`slots`), a connection per node (`nodes`), and a transport per slot (`transports`).
+//! A cluster: which node serves which slot (`slots`), a connection per node (`nodes`), and a transport per slot
+//! (`transports`).
 //!
 //! A call concerns one slot, and names all of its keys. So a node executes all of it or nothing: it answers MOVED if
 //! another node serves the slot, and while the slot is moved, ASK if that has all the keys, and TRYAGAIN if each has

@@ -62,8 +62,8 @@ impl Nodes {
         self.slots.connections.timeouts.reply
     }
 
-    /// Connects to all primaries, and waits until one of them answers. The others have a moment to follow; those that take longer are
-    /// connected later, by their own tasks.
+    /// Connects to all primaries, and waits until one of them answers. The others have a moment to follow; those that
+    /// take longer are connected later, by their own tasks.
     pub(in super::super) async fn connect(&self) -> Result<(), BackendError> {
         if !self.slots.are_known() {
             self.slots.find().await?;
@@ -85,7 +85,8 @@ impl Nodes {
         Ok(())
     }
 
-    /// Connects to all primaries as soon as a node says which they are. Until then the nodes of the URL are disconnected.
+    /// Connects to all primaries as soon as a node says which they are. Until then the nodes of the URL are
+    /// disconnected.
     pub(in super::super) async fn connect_when_possible(self: Arc<Self>, closed: CancellationToken) {
         let status = self.slots.connections.statuses.connection();
         let connecting = async {
@@ -175,8 +176,8 @@ impl Nodes {
         self.connection(&node.unwrap_or(Server::Unix("".into())))
     }
 
-    /// A link to the node that serves a slot. Waits for one for as long as an answer may take, and looks elsewhere if another node
-    /// serves the slot meanwhile.
+    /// A link to the node that serves a slot. Waits for one for as long as an answer may take, and looks elsewhere if
+    /// another node serves the slot meanwhile.
     pub(in super::super) async fn link(&self, slot: u16) -> Result<Arc<dyn Link>, CallError> {
         let mut changes = self.slots.changes();
         let found = async {
@@ -225,8 +226,8 @@ impl Nodes {
         address(host, port.parse().ok()?, map.node(slot).or(self.slots.seeds.first())?)
     }
 
-    /// Completes when a node that serves slots is not connected, of those that have been needed. Those whose runtime has ended are
-    /// connected again by the move.
+    /// Completes when a node that serves slots is not connected, of those that have been needed. Those whose runtime
+    /// has ended are connected again by the move.
     async fn until_one_is_lost(&self) {
         let map = self.slots.map();
         let mut connections = self.connections();
@@ -258,7 +259,8 @@ impl Nodes {
     }
 }
 
-/// Asks again whenever what is known is out of date, or a node cannot be reached, until `closed`. `node_sets` are all connections.
+/// Asks again whenever what is known is out of date, or a node cannot be reached, until `closed`. `node_sets` are all
+/// connections.
 pub(in super::super) async fn stay_up_to_date(
     slots: Arc<Slots>,
     node_sets: Vec<Arc<Nodes>>,
@@ -285,8 +287,8 @@ pub(in super::super) async fn stay_up_to_date(
     }
 }
 
-/// Asks all nodes that are connected, of which some may hang, and takes the first answer; if there is none, asks those of the
-/// URL.
+/// Asks all nodes that are connected, of which some may hang, and takes the first answer; if there is none, asks those
+/// of the URL.
 async fn ask_any(slots: &Slots, node_sets: &[Arc<Nodes>]) -> Option<Map> {
     let connected = node_sets.iter().flat_map(|nodes| nodes.connections());
     let connected = connected.filter(|(_, connection)| connection.is_connected());

@@ -99,7 +99,8 @@ impl Slots {
         !self.nodes.borrow().primaries.is_empty()
     }
 
-    /// The nodes to connect to if any will do: the primaries, each attempt beginning with the next one, then the other nodes of the URL.
+    /// The nodes to connect to if any will do: the primaries, each attempt beginning with the next one, then the other
+    /// nodes of the URL.
     fn any_nodes(&self) -> Vec<Server> {
         let map = self.map();
         let mut nodes = map.primaries.clone();
