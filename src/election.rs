@@ -228,7 +228,7 @@ impl Election {
                 }
                 Err(error) if retry::is_final(&error) => return Err(error),
                 Err(error) => {
-                    tracing::warn!(name = %self.name(), %error, "campaigning failed, and is repeated")
+                    tracing::warn!(target: "leasehold::client", name = %self.name(), %error, "campaigning failed, and is repeated")
                 }
             }
             let draining = self.primitive.engine.draining();
@@ -251,7 +251,7 @@ impl Election {
     {
         let name = self.name();
         let token = leadership.token();
-        tracing::info!(%name, %token, "leads");
+        tracing::info!(target: "leasehold::client", %name, %token, "leads");
         let me = Leader {
             value: leadership.value.to_string(),
             token,
@@ -262,17 +262,17 @@ impl Election {
             None | Some(Err(Error::Lost { reason: LossReason::ClientClosed, .. })) => (None, true),
             Some(Ok(Ok(output))) => (Some(output), false),
             Some(Ok(Err(error))) => {
-                tracing::warn!(%name, %token, %error, "the job of the leader failed");
+                tracing::warn!(target: "leasehold::client", %name, %token, %error, "the job of the leader failed");
                 (None, false)
             }
             Some(Err(lost)) => {
-                tracing::warn!(%name, %token, error = %lost, "leads no longer");
+                tracing::warn!(target: "leasehold::client", %name, %token, error = %lost, "leads no longer");
                 return Ok(None);
             }
         };
         if let Err(error) = leadership.resign().await {
             // The lease expires on its own.
-            tracing::warn!(%name, %token, %error, "the resignation was not confirmed");
+            tracing::warn!(target: "leasehold::client", %name, %token, %error, "the resignation was not confirmed");
         }
         if steps_down { Err(self.closed()) } else { Ok(output) }
     }

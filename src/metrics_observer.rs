@@ -37,7 +37,7 @@ use crate::observer::{Event, Observer, Subject};
 /// of few [classes](Self::classes), which then become the label `class`. What the values of the labels mean, and a
 /// dashboard for Grafana, is in `docs/observability.md`.
 ///
-/// A metric is registered with the recorder when its first value arrives, and stays with that recorder, so install the
+/// The metrics of a kind are registered with the recorder at its first event, and stays with that recorder, so install the
 /// exporter first. All clients of a process may share one observer.
 pub struct MetricsObserver {
     recorder: Option<Box<dyn Recorder + Send + Sync>>,
@@ -86,7 +86,7 @@ struct Counters {
 
 /// Name, unit and description of each metric, by type.
 const GAUGES: [(&str, &str); 3] = [
-    (HELD, "Locks and permits that are held."),
+    (HELD, "Acquisitions that are held, each counted once."),
     (WAITING, "Requests that wait."),
     (STORE_CONNECTED, "1 while the store can be reached, otherwise 0."),
 ];

@@ -7,7 +7,7 @@ use crate::observer::Observer;
 
 impl Client {
     /// The same client, watched by this [`Observer`] from now on, and by those that were set before. It applies to all
-    /// clones of the client and to what was created from them; what is held or waits already is not observed, so set it
+    /// clones of the client and to what was created from them; an end is told also of what began before, so set it
     /// before the client is used. It is told the state of the store at once. [`ClientBuilder::observer`] does the same.
     ///
     /// ```

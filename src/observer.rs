@@ -41,7 +41,8 @@ use crate::fence::FencingToken;
 /// It is called by whichever thread notices the event, including the one on which leases are renewed, so it must return
 /// soon and never block: send what takes longer to a task of your own. Nothing in the client is locked meanwhile; it
 /// may use the client, its guards and its handles. If it panics, the panic is traced as an error, and the client goes
-/// on as if it had returned.
+/// on as if it had returned. The client keeps its observers until it is gone, so one that owns a handle of that client
+/// keeps it open until it is shut down.
 ///
 /// A client without an observer reads no clock for it and makes no event; events contain only references and small
 /// values.
@@ -173,7 +174,7 @@ pub enum Event<'a> {
     },
     /// The state of the store has changed, or is reported for the first time, right after the observer was set. As with
     /// [`Client::state_changes`](crate::Client::state_changes), only the last of several quick changes is reported, and
-    /// the last state is closed.
+    /// the last state is closed, if the client was shut down.
     #[non_exhaustive]
     StoreState {
         /// The store's address, without password.

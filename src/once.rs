@@ -324,7 +324,7 @@ impl Once {
     ///
     /// # Errors
     ///
-    /// [`Error::Forked`]. Nothing else ends it.
+    /// [`Error::Forked`], and others that a repetition cannot change, such as [`Error::Unsupported`].
     ///
     /// # Panics
     ///
@@ -353,7 +353,7 @@ impl Once {
                     Err(error) if is_closed(&error) => return Ok(()),
                     Err(error) if retry::is_final(&error) => return Err(error),
                     Err(error) => {
-                        tracing::warn!(name = %self.name(), tick = next, %error, "a tick was not run to its end");
+                        tracing::warn!(target: "leasehold::client", name = %self.name(), tick = next, %error, "a tick was not run to its end");
                         back_off.pause()
                     }
                 },
@@ -440,7 +440,7 @@ impl Once {
     /// set back by more than what is remembered.
     fn not_before(&self, next: u64, now: SystemTime) -> u64 {
         let in_time = now.checked_sub(self.late).map_or(0, |limit| self.ticks.first_after(limit));
-        let far = now.checked_add(self.mark_ttl + self.ticks.period);
+        let far = now.checked_add(self.mark_ttl.saturating_add(self.ticks.period));
         let is_set_back = far.is_some_and(|far| self.ticks.due(next).is_none_or(|due| due > far));
         if is_set_back { in_time } else { next.max(in_time) }
     }
@@ -512,7 +512,7 @@ impl Once {
             match engine.closing().unless(pin!(asked)).await.ok_or_else(|| self.closed())? {
                 Ok(answer) => return Ok(matches!(answer, Answer::Granted(_))),
                 Err(error) if error.is_transient() && Instant::now() < give_up => {
-                    tracing::warn!(name = %self.name(), key = &*mark.key, %error, "a mark is not set yet");
+                    tracing::warn!(target: "leasehold::client", name = %self.name(), key = &*mark.key, %error, "a mark is not set yet");
                 }
                 Err(error) => return Err(engine.error(error, "set a mark", Some(self.name()))),
             }

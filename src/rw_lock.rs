@@ -275,7 +275,7 @@ impl WriteGuard {
     ///
     /// # Errors
     ///
-    /// [`Error::Lost`] if the lease was lost. [`Error::Closed`] if the client is shut down.
+    /// [`Error::Lost`] if the lease was lost, or the client was shut down. [`Error::Closed`] if it is shut down meanwhile.
     ///
     /// # Panics
     ///
@@ -290,7 +290,7 @@ impl WriteGuard {
         let Some(reader) = others.split(1) else { return Ok(others) };
         match others.release().await {
             Err(error) if reader.is_held() => {
-                tracing::warn!(name = %reader.name(), %error, "not downgraded yet: other readers have to wait");
+                tracing::warn!(target: "leasehold::lease", name = %reader.name(), %error, "not downgraded yet: other readers have to wait");
                 Ok(reader)
             }
             downgraded => downgraded.map(|()| reader),

@@ -22,7 +22,9 @@ const FIELDS: usize = 12;
 /// [`Client::resume`].
 ///
 /// While it is on the way nobody renews the lease, which therefore ends unless the ticket is resumed within its TTL
-/// (counted from the last renewal, so two thirds of the TTL are left unless renewals have failed). A ticket that is not
+/// (counted from the last renewal, so two thirds of the TTL are left unless renewals have failed or the renewal period was
+/// changed). The label and the note of the lease remain those of the process that acquired it, for as long as the store has
+/// them. A ticket that is not
 /// resumed needs no clean-up.
 ///
 /// # It is a secret

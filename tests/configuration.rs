@@ -130,7 +130,10 @@ fn what_is_wrong_is_said_with_the_name_of_the_option() {
     let mutex = |options| json!({ "url": "memory:", "mutex": options });
     for (config, said) in [
         (json!({}), "missing field `url`"),
-        (json!({ "url": "memory:", "urll": 1 }), "unknown field `urll`, expected one of `url`, `fail_fast`"),
+        (
+            json!({ "url": "memory:", "urll": 1 }),
+            "unknown field `urll`, expected one of `url`, `label`, `fail_fast`",
+        ),
         (mutex(json!({ "lease": "3s" })), "unknown field `lease`, expected one of `ttl`, `renewal_period`"),
         (mutex(json!({ "on_other_limit": "set" })), "unknown field `on_other_limit`"),
         (mutex(json!({ "ttl": "50ms" })), "invalid ttl: 50ms is not between 100ms and"),

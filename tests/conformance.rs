@@ -255,7 +255,7 @@ mod on_zookeeper {
 
 #[cfg(feature = "_redis")]
 mod on_redis {
-    use super::support::{Proxy, RedisServer};
+    use super::support::{Proxy, RedisServer, more_rules};
     use super::*;
     use leasehold::redis::RedisBackend;
 
@@ -266,7 +266,9 @@ mod on_redis {
     }
 
     async fn redis(point: &str) -> Option<Redis> {
-        RedisServer::start_or_skip(&format!("the Redis backend keeps {point}")).map(Redis::new)
+        let server = RedisServer::start_or_skip(&format!("the Redis backend keeps {point}"))?;
+        server.allow(&more_rules("+scan"));
+        Some(Redis::new(server))
     }
 
     impl Redis {

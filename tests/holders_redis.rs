@@ -349,13 +349,18 @@ async fn what_is_held_throughout_is_listed_once_whatever_happens_meanwhile() {
         if found.len() % 20 == 0 {
             n += 1;
             for m in 0..50 {
-                raw.send(&["SET", &format!("other:{n}:{m}"), "x"]);
+                let (made, half) = (format!("other:{n}:{m}"), HELD / 40);
+                raw.send(&["SET", &made, "x"]);
+                if n > half {
+                    raw.send(&["DEL", &made, &format!("other:{}:{m}", n - half)]);
+                }
             }
         }
     }
+    assert_eq!(found.len(), HELD);
     found.sort();
     found.dedup();
-    assert_eq!(found.len(), HELD);
+    assert_eq!(found.len(), HELD, "each is listed once");
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

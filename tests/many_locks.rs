@@ -582,7 +582,7 @@ async fn what_is_dropped_at_any_point_leaves_nothing(store: Store) {
 
 async fn the_loss_of_one_is_reported_with_its_name(store: Store) {
     let client = store.client().await;
-    let all = client.lock_all_with(["lost:a", "lost:b"], store.brief()).expect("valid");
+    let all = client.lock_all(["lost:a", "lost:b"]).expect("valid");
     let guards = all.lock().await.expect("free");
     let lost = guards.lost();
     assert!(client.mutex("lost:b").expect("valid").force_release().await.expect("answered"));
@@ -600,7 +600,7 @@ async fn the_loss_of_one_is_reported_with_its_name(store: Store) {
 async fn one_that_is_lost_while_others_are_awaited_is_locked_again(store: Store) {
     let (client, other) = (store.client().await, store.client().await);
     let busy = other.mutex("again:b").expect("valid").lock().await.expect("free");
-    let all = client.lock_all_with(["again:c", "again:b", "again:a"], store.brief()).expect("valid");
+    let all = client.lock_all(["again:c", "again:b", "again:a"]).expect("valid");
     let locking = tokio::spawn(async move { all.lock().await });
     let awaited = other.mutex("again:b").expect("valid");
     eventually(SOON, || async { awaited.inspect().await.is_ok_and(|now| !now.waiters.is_empty()) }).await;
@@ -662,8 +662,11 @@ fn brief_mutex(client: &Client, store: &Store, name: &str) -> leasehold::DistMut
 }
 
 async fn a_ticket_is_resumed_by_another_client(store: Store) {
+    const TICKET_TTL: Duration = Duration::from_secs(5);
+    let with_ttl =
+        |client: &Client| client.mutex_with("ticket", MutexOptions::new().ttl(TICKET_TTL)).expect("valid");
     let (first, second) = (store.client().await, store.client().await);
-    let guard = brief_mutex(&first, &store, "ticket").lock().await.expect("free");
+    let guard = with_ttl(&first).lock().await.expect("free");
     let (token, ended) = (guard.token(), guard.ended());
     let ticket = guard.into_ticket();
     if !store.has_tickets() {
@@ -677,14 +680,14 @@ async fn a_ticket_is_resumed_by_another_client(store: Store) {
     first.shutdown().await.expect("nothing is held");
     drop(first);
     let ticket: LeaseTicket = secret.parse().expect("its own text");
-    assert_eq!((ticket.name(), ticket.token(), ticket.ttl()), ("ticket", token, store.brief));
+    assert_eq!((ticket.name(), ticket.token(), ticket.ttl()), ("ticket", token, TICKET_TTL));
     let guard = second.resume(&ticket).await.expect("in time");
     assert_eq!((guard.name(), guard.token(), guard.permits()), ("ticket", token, 1));
     let again = second.resume(&ticket).await.map(drop);
     assert!(matches!(again, Err(Error::InvalidArgument { .. })), "{again:?}");
     // For longer than a TTL nobody else gets it.
-    let mutex = brief_mutex(&second, &store, "ticket");
-    let late = mutex.lock_timeout(store.brief * 3 / 2).await;
+    let mutex = with_ttl(&second);
+    let late = mutex.lock_timeout(TICKET_TTL * 3 / 2).await;
     assert!(matches!(late, Err(Error::TimedOut { .. })) && guard.is_held(), "{late:?}");
     // It can be handed over again, even back to where it came from.
     let guard = second.resume(&guard.into_ticket().expect("held")).await.expect("in time");

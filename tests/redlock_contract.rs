@@ -15,7 +15,7 @@ use futures::{FutureExt, StreamExt};
 use leasehold::backend::conformance::{self, Harness};
 use leasehold::backend::{Backend, Kind};
 use leasehold::redlock::RedlockBackend;
-use support::Nodes;
+use support::{Nodes, more_rules};
 use tokio::sync::{Semaphore, SemaphorePermit};
 
 /// How many tests run at a time.
@@ -30,6 +30,9 @@ impl Redlock {
     async fn start_or_skip(point: &str, nodes: usize) -> Option<Self> {
         let turn = TURNS.acquire().await.expect("never closed");
         let nodes = Nodes::start_or_skip(&format!("a Redlock on {nodes} nodes keeps {point}"), nodes)?;
+        for server in &nodes.0 {
+            server.allow(&more_rules("+scan"));
+        }
         Some(Self { nodes, _turn: turn })
     }
 }

@@ -364,14 +364,15 @@ mod redis {
         let Some(server) = RedisServer::start_or_skip("requests without a store") else { return };
         let client = Client::connect(&server.url()).await.expect("the server answers");
         let inner = Counting::default();
-        let layer = LockLayer::new(client.clone(), |_: &Duration| "a".to_owned()).wait_limit(ms(500));
-        let service = layer.layer(inner.clone());
-        service.clone().oneshot(ms(1)).await.expect("served");
+        let layer = || LockLayer::new(client.clone(), |_: &Duration| "a".to_owned());
+        let patient = layer().layer(inner.clone());
+        let service = layer().wait_limit(ms(500)).layer(inner.clone());
+        patient.clone().oneshot(ms(1)).await.expect("served");
         server.pause();
         let error = service.clone().oneshot(ms(1)).await.expect_err("no answer");
         assert_eq!((status(&error), inner.done()), (Some(503), 1), "{error}");
         server.resume();
-        service.oneshot(ms(1)).await.expect("served");
+        patient.oneshot(ms(1)).await.expect("served");
         client.shutdown().await.expect("released");
         assert_eq!(server.raw().keys("lock:*"), Vec::<String>::new());
     }

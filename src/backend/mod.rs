@@ -135,7 +135,7 @@ pub(crate) use types::*;
 /// [`BackendError::Closed`] after `close`.
 ///
 /// If [`Capabilities::own_thread`] is set, `renew` is called on the crate's own thread, except after a release that has
-/// found nothing (point 14 of the contract). So are `release` and `release_permits` when a guard is dropped outside a
+/// found nothing (point 14 of the contract), and when a lease is resumed that another process has handed over. So are `release` and `release_permits` when a guard is dropped outside a
 /// runtime. Everything else is called on the runtimes of the application, and, once the first of them has ended or was
 /// found to make no progress, also on that thread.
 pub trait Backend: fmt::Debug + Send + Sync + 'static {

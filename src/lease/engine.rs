@@ -33,7 +33,7 @@ impl Engine {
         drop(self.drain());
         self.ensure_running();
         if timeout(limit, self.home.awaiting(self.drained())).await.is_err() {
-            tracing::warn!(?limit, "closed with leases that are still held or not yet released");
+            tracing::warn!(target: "leasehold::client", ?limit, "closed with leases that are still held or not yet released");
         }
         self.shutdown().await
     }

@@ -155,6 +155,8 @@ impl Keeper {
             let (watched, abandoned) = (self.watch_store(), self.abandoned.clone());
             spawn_on(background, async move {
                 tokio::select! {
+                    // The last state is told before the client is gone.
+                    biased;
                     () = watched => {}
                     () = abandoned.cancelled() => {}
                 }

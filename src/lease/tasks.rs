@@ -166,9 +166,11 @@ impl Keeper {
             }
         };
         tokio::select! {
-            () = self.send_releases() => true,
+            // The last state is told before the tasks end.
+            biased;
             // On the crate's own thread if there is one.
             () = self.watch_store(), if self.background.is_none() => false,
+            () = self.send_releases() => true,
             _ = queued => false,
             _ = held => false,
         }
@@ -273,7 +275,7 @@ impl Keeper {
         match event {
             Event::Granted { lease, ticket, grant } => {
                 let Some(known) = self.lease(lease.id) else {
-                    if self.given.lock().contains_key(&lease.id) {
+                    if self.given.lock().get(&lease.id).is_some_and(|until| Instant::now() < *until) {
                         return;
                     }
                     tracing::debug!(target: "leasehold::lease", lease = ?lease.id, name = lease.resource.name(), "orphaned grant, releasing it");

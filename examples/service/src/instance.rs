@@ -21,7 +21,7 @@ use crate::world::UPSTREAM_LIMIT;
 /// How long a request waits for a lock or a permit.
 const WAIT: Duration = Duration::from_secs(5);
 /// How long a call to the world may take.
-const CALL: Duration = Duration::from_secs(1);
+const CALL: Duration = Duration::from_secs(5);
 
 /// What all requests share.
 #[derive(Clone, Debug)]

@@ -82,7 +82,7 @@ impl Load {
         std::mem::take(&mut self.shared.answers.lock())
     }
 
-    /// Waits for what is under way.
+    /// Gives up what is under way.
     pub(crate) async fn stop(mut self) {
         self.tasks.shutdown().await;
     }

@@ -14,6 +14,9 @@ use crate::store::{Store, StoreKind};
 use crate::world::World;
 use crate::{Result, exposition};
 
+/// How soon after the load the metrics must say that nothing is held.
+const SETTLED_WITHIN: Duration = Duration::from_secs(10);
+
 /// Returns whether everything was as promised.
 pub(crate) async fn run(kind: StoreKind, lasts: Duration, take_over: Duration) -> Result<bool> {
     let world = Arc::new(World::default());
@@ -94,7 +97,7 @@ impl Trial {
                 sleep(Duration::from_millis(5)).await;
             }
         };
-        match timeout(lasts, next).await {
+        match timeout(self.take_over.max(lasts), next).await {
             Ok(()) => self.bar.println(format!("the next instance led after {:.1?}", killed.elapsed())),
             Err(_) => self.found.push(format!("nobody led for {lasts:?} after the leader was killed")),
         }
@@ -119,8 +122,8 @@ impl Trial {
 
     /// Ends with requests that succeed.
     async fn restart_the_store(&mut self, load: &Load, lasts: Duration) -> Answers {
-        let end = Instant::now() + lasts;
         self.store.restart();
+        let end = Instant::now() + lasts;
         // What was under way then may still fail.
         let calm = end - lasts / 4;
         self.pass(calm.saturating_duration_since(Instant::now())).await;
@@ -139,8 +142,17 @@ impl Trial {
     /// The instances say of themselves what they did.
     async fn check_metrics(&mut self) -> Result<()> {
         for replica in &self.replicas {
-            let text = reqwest::get(format!("http://{}/metrics", replica.address)).await?.text().await?;
-            self.found.extend(exposition::problems(&replica.name, &text));
+            // What was under way when the load ended is done in a moment.
+            let end = Instant::now() + SETTLED_WITHIN;
+            let problems = loop {
+                let text = reqwest::get(format!("http://{}/metrics", replica.address)).await?.text().await?;
+                let problems = exposition::problems(&replica.name, &text);
+                if problems.is_empty() || Instant::now() >= end {
+                    break problems;
+                }
+                sleep(Duration::from_millis(100)).await;
+            };
+            self.found.extend(problems);
         }
         Ok(())
     }

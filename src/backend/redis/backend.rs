@@ -35,8 +35,12 @@ impl Backend for RedisBackend {
         let call = async move {
             let transport = self.ready(&request.lease.resource).await?;
             let described = self.descriptions.send_with_request(&self.commands, request);
-            let answer = self.polled(request, self.ask(&transport, request).await?);
+            let asked = self.ask(&transport, request).await;
             written(described).await;
+            if let Some(removed) = self.descriptions.send_unless_known(&self.commands, request, &asked) {
+                written(Some(removed)).await;
+            }
+            let answer = self.polled(request, asked?);
             if let (Answer::Granted(_), Some(replicas)) = (&answer, &self.replicas)
                 && let Err(error) = replicas.acknowledge(&request.lease.resource).await
             {

@@ -30,7 +30,7 @@ use super::script::DESCRIPTIONS;
 use super::servers::Commands;
 use super::transport::Transport;
 use super::value::{Arguments, Value};
-use crate::backend::{BackendError, Holder, LeaseId, LeaseRef, Renew, Request, Resource, Waiter};
+use crate::backend::{Answer, BackendError, Holder, LeaseId, LeaseRef, Renew, Request, Resource, Waiter};
 use crate::hash::HashMap;
 
 /// For how long a label is kept beyond the lease for which it is written: while leases do not become longer, it is
@@ -92,7 +92,24 @@ impl Descriptions {
         self.send(commands, label.into_iter().chain(note))
     }
 
-    /// The same beside renewals.
+    /// A request was answered. If that has left nothing at the store, no release follows: removes its note, if it has
+    /// one.
+    pub(super) fn send_unless_known(
+        self: &Arc<Self>,
+        commands: &Commands,
+        request: &Request,
+        answer: &Result<Answer, BackendError>,
+    ) -> Option<Sent> {
+        request.note.as_ref()?;
+        let is_unknown = match answer {
+            Ok(Answer::Busy { .. }) => true,
+            Ok(_) => false,
+            Err(error) => error.was_never_sent(),
+        };
+        if is_unknown { self.send_with_release(commands, &request.lease) } else { None }
+    }
+
+    /// The same as with a request, beside renewals.
     pub(super) fn send_with_renewals(
         self: &Arc<Self>,
         commands: &Commands,
@@ -178,9 +195,10 @@ impl Descriptions {
     }
 }
 
-/// Whether this user may not write there, which will be the same the next time.
+/// Whether the next request would meet with the same: this user may not write there, or the slot has moved. Then it is
+/// written again when the route has changed, or in an hour.
 fn is_denied(error: &CallError) -> bool {
-    matches!(BackendError::from(error.clone()), BackendError::Refused { .. }) && !error.is_redirection()
+    matches!(BackendError::from(error.clone()), BackendError::Refused { .. }) || error.is_redirection()
 }
 
 impl Text {

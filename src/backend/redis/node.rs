@@ -18,9 +18,12 @@ impl Node for RedisBackend {
         async move {
             let transport = self.transport_of_releases(&request.lease.resource).await?;
             let described = self.descriptions.send_with_request(&self.commands, request);
-            let answer = lock::acquire(&transport, request, self.repair, Some(proposed)).await?;
-            let answer = self.polled(request, answer);
+            let asked = lock::acquire(&transport, request, self.repair, Some(proposed)).await;
             written(described).await;
+            if let Some(removed) = self.descriptions.send_unless_known(&self.commands, request, &asked) {
+                written(Some(removed)).await;
+            }
+            let answer = self.polled(request, asked?);
             self.notifications.answered(request.lease.id, &answer);
             Ok(answer)
         }
