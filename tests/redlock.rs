@@ -476,7 +476,8 @@ async fn late_requests_do_not_take_the_tokens_of_an_owner_back() {
     let entered = async |client: &Client, round: u32| {
         let name = format!("{NAME} {round}");
         let lock = client.reentrant_lock_with(&name, "me", options().ttl(LONG)).expect("valid");
-        within(SOON, lock.lock()).await.expect("its owner may enter")
+        // On a busy machine the second client needs several attempts: three nodes have to answer within its 150 ms.
+        within(SOON * 6, lock.lock()).await.expect("its owner may enter")
     };
     for round in 0..20 {
         // In each round others; three nodes grant it at once.
