@@ -5,6 +5,8 @@
 //! LEASEHOLD_BENCH_URL=redis://127.0.0.1:6379 cargo bench -p leasehold-benches --bench many_locks
 //! ```
 
+#![allow(clippy::future_not_send, reason = "everything runs on one thread")]
+
 use std::env;
 use std::future::Future;
 use std::time::{Duration, Instant};
