@@ -7,8 +7,8 @@ use mysql_async::{Opts, OptsBuilder, Pool};
 use tokio::time::timeout;
 
 use super::MysqlBackend;
-use super::server::Mysql;
 use super::settings::{MysqlPush, Settings};
+use super::shared::Mysql;
 use crate::backend::LedgerBackend;
 use crate::backend::records::{Failure, TIMEOUT};
 use crate::backend::sql::Store;

@@ -1,8 +1,8 @@
 //! What the user of a server should know about it.
 
 use super::connect;
-use super::server::Mysql;
 use super::session::{Session, value};
+use super::shared::Mysql;
 use crate::backend::records::{Failure, Remedy};
 use crate::backend::{Finding, Severity};
 

@@ -7,8 +7,8 @@ use mysql_async::{Opts, OptsBuilder};
 
 use super::failure::while_opening;
 use super::schema::{self, Table};
-use super::server::Mysql;
 use super::session::{Session, value};
+use super::shared::Mysql;
 use super::statement::IDLE;
 use crate::backend::records::Failure;
 use crate::backend::sql::{self, Host, Place};

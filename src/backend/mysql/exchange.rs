@@ -8,8 +8,8 @@ use std::time::{Duration, Instant};
 use mysql_async::Row;
 
 use super::failure::is_declined;
-use super::server::Mysql;
 use super::session::{Answer, Session, value};
+use super::shared::Mysql;
 use super::statement;
 use super::view::{OwnChange, View};
 use crate::backend::ledger::{Entry, EntryKind};

@@ -8,7 +8,7 @@
 //! | `session`, `tls` | a session of the server; TLS |
 //! | `connect` | opening a session, its settings and checks |
 //! | `statement` | the statements |
-//! | `server` | the server, as one client sees it |
+//! | `shared`, `server` | what the connections of a client share; the server, as one client sees it |
 //! | `exchange` | reading and writing records |
 //! | `view` | what a record is for one client |
 //! | `watch`, `named_locks` | what a client waits for; the named locks that others wait for |
@@ -29,6 +29,7 @@ mod schema;
 mod server;
 mod session;
 mod settings;
+mod shared;
 mod statement;
 mod sweep;
 mod tls;
@@ -41,7 +42,7 @@ mod watcher;
 use super::ledger_backend::{LedgerBackend, backend_on_ledger};
 use super::sql::Store;
 use crate::error::Error;
-use server::Mysql;
+use shared::Mysql;
 
 pub use builder::MysqlBuilder;
 pub use schema::SCHEMA;

@@ -8,7 +8,7 @@ use mysql_async::prelude::{FromValue, Queryable};
 use mysql_async::{Conn, Opts, Row};
 use tokio::time::timeout;
 
-use super::server::Mysql;
+use super::shared::Mysql;
 use super::tls;
 use super::watch::Watch;
 use crate::backend::records::Failure;

@@ -10,8 +10,8 @@ use tokio::time::{sleep, timeout};
 use tokio_util::sync::CancellationToken;
 
 use super::named_locks;
-use super::server::Mysql;
 use super::session::{Session, value};
+use super::shared::Mysql;
 use super::watch::{Wait, Waited};
 use crate::backend::LeaseId;
 use crate::backend::records::Failure;

@@ -12,8 +12,8 @@ use uuid::Uuid;
 
 use super::exchange::stored;
 use super::failure::is_declined;
-use super::server::Mysql;
 use super::session::{Answer, Session, value};
+use super::shared::Mysql;
 use super::view::View;
 use super::waiters::Waiters;
 use super::watch::Todo;

@@ -5,8 +5,8 @@ use std::time::Duration;
 use tokio_postgres::Config;
 
 use super::PostgresBackend;
-use super::server::Postgres;
 use super::settings::Settings;
+use super::shared::Postgres;
 use crate::backend::LedgerBackend;
 use crate::backend::sql::Store;
 use crate::backend::tls::TlsOptions;

@@ -7,8 +7,8 @@ use futures::future::{join, join3};
 use tokio_postgres::Row;
 use uuid::Uuid;
 
-use super::server::Postgres;
 use super::session::{Parameter, Session, value};
+use super::shared::Postgres;
 use super::statement::Sql;
 use super::text::{escape, unescape};
 use crate::backend::records::Failure;

@@ -14,8 +14,8 @@ use uuid::Uuid;
 
 use super::check;
 use super::exchange::channel;
-use super::server::Postgres;
 use super::session::{Listening, Session};
+use super::shared::Postgres;
 use super::text::unescape;
 use crate::backend::records::Failure;
 use crate::backend::sql::{self, Notifications};

@@ -8,7 +8,7 @@
 //! | `session`, `tls` | a session of the server: connecting, with TLS or without, its settings and checks |
 //! | `pooler` | whether there is a pooler in between that would lose notifications |
 //! | `reach` | the servers that a configuration names |
-//! | `server` | opening sessions that can be used |
+//! | `shared`, `server` | opening sessions that can be used; the server, as one client sees it |
 //! | `statement` | the statements |
 //! | `exchange` | reading and writing records |
 //! | `listener` | the connection for notifications |
@@ -30,6 +30,7 @@ mod schema;
 mod server;
 mod session;
 mod settings;
+mod shared;
 mod statement;
 mod sweep;
 mod text;
@@ -39,7 +40,7 @@ mod url;
 use super::ledger_backend::{LedgerBackend, backend_on_ledger};
 use super::sql::Store;
 use crate::error::Error;
-use server::Postgres;
+use shared::Postgres;
 
 pub use builder::PostgresBuilder;
 pub use schema::SCHEMA;

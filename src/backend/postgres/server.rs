@@ -1,5 +1,4 @@
-//! The server, as one client sees it: opening sessions that can be used, within the time limit, and after a test for a
-//! pooler.
+//! The server, as one client sees it.
 
 use std::sync::Arc;
 
@@ -7,41 +6,12 @@ use tokio_util::sync::CancellationToken;
 
 use super::check;
 use super::listener::Listener;
-use super::pooler::PoolerCheck;
-use super::reach::reach;
-use super::session::{Listening, Session};
+use super::session::Session;
 use super::settings::{Settings, Target};
+use super::shared::Postgres;
 use crate::backend::Finding;
 use crate::backend::records::Failure;
 use crate::backend::sql::Server;
-
-/// Opens the sessions of a client.
-pub(super) struct Postgres {
-    pub(super) settings: Settings,
-    pooler_check: PoolerCheck,
-}
-
-impl Postgres {
-    pub(super) fn new(settings: Settings) -> Self {
-        Self { settings, pooler_check: PoolerCheck::default() }
-    }
-
-    /// A session to receive notifications on.
-    pub(super) async fn open_listening(&self) -> Result<Listening, Failure> {
-        let Self { settings, pooler_check } = self;
-        let end = settings.connected_by();
-        pooler_check.test(settings, end).await?;
-        let listening = match pooler_check.unused_listening() {
-            Some(listening) => listening,
-            None => {
-                let connect = async |config| Session::connect_listening(settings, &config).await;
-                reach(settings, end, connect).await?
-            }
-        };
-        settings.in_time(end, listening.session.set_up(settings)).await?;
-        Ok(listening)
-    }
-}
 
 impl Server for Postgres {
     type Target = Target;
@@ -53,18 +23,7 @@ impl Server for Postgres {
     }
 
     async fn open(&self) -> Result<Session, Failure> {
-        let Self { settings, pooler_check } = self;
-        let end = settings.connected_by();
-        pooler_check.test(settings, end).await?;
-        let session = match pooler_check.unused() {
-            Some(session) => session,
-            None => {
-                let connect = async |config| Session::connect(settings, &config).await;
-                reach(settings, end, connect).await?
-            }
-        };
-        settings.in_time(end, session.set_up(settings)).await?;
-        Ok(session)
+        self.open_session().await
     }
 
     fn max_workers(&self) -> usize {

@@ -12,6 +12,7 @@ use super::failure::{Failure, Remedy};
 use super::health::Purpose;
 use super::round::{Done, KeyBatch, Round};
 use super::workers::{Connection, Workers};
+use crate::runtime::spawn_on;
 
 /// How long an idle connection is kept, except the oldest one.
 pub(super) const IDLE: Duration = Duration::from_secs(30);
@@ -19,7 +20,7 @@ pub(super) const IDLE: Duration = Duration::from_secs(30);
 const PAUSES: (Duration, Duration) = (Duration::from_millis(20), Duration::from_millis(200));
 
 /// One connection.
-pub(super) struct Worker<C: Connection> {
+struct Worker<C: Connection> {
     workers: Arc<Workers<C>>,
     number: u64,
     connection: Option<C>,
@@ -33,13 +34,35 @@ pub(super) struct Worker<C: Connection> {
 /// Why a worker ends: its connection could not be opened, and others work.
 struct Unneeded;
 
+impl<C: Connection> Workers<C> {
+    /// Makes sure that a connection starts on pending changes soon.
+    pub(super) fn ensure_worker(self: &Arc<Self>) {
+        let Some(wait) = self.crew.lock().may_grow(self.max) else { return };
+        let workers = Arc::clone(self);
+        spawn_on(&self.runtime, async move {
+            if !wait.is_zero() {
+                sleep(wait).await;
+            }
+            let number = {
+                let mut crew = workers.crew.lock();
+                crew.is_starting = false;
+                if !workers.schedule.is_ready() {
+                    return;
+                }
+                crew.enlist()
+            };
+            Worker::new(Arc::clone(&workers), number).work().await;
+        });
+    }
+}
+
 impl<C: Connection> Worker<C> {
-    pub(super) fn new(workers: Arc<Workers<C>>, number: u64) -> Self {
+    fn new(workers: Arc<Workers<C>>, number: u64) -> Self {
         let (connection, pause, unreachable) = (None, None, None);
         Self { workers, number, connection, pause, unreachable, next_sweep: Instant::now() }
     }
 
-    pub(super) async fn work(mut self) {
+    async fn work(mut self) {
         while let Some(round) = self.next().await {
             if self.carry_out(round).await.is_err() {
                 return;

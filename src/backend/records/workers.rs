@@ -12,7 +12,7 @@ use std::time::Duration;
 use parking_lot::Mutex;
 use tokio::runtime::Handle;
 use tokio::sync::Notify;
-use tokio::time::{sleep, timeout};
+use tokio::time::timeout;
 use tokio_util::sync::CancellationToken;
 
 use super::cache::Cached;
@@ -21,9 +21,7 @@ use super::failure::Failure;
 use super::health::Health;
 use super::round::{Outcome, Round};
 use super::schedule::Schedule;
-use super::worker::Worker;
 use crate::backend::{BackendError, Effects, Ledger, Stamp};
-use crate::runtime::spawn_on;
 
 /// A connection to the server that carries out changes.
 pub(in crate::backend) trait Connection: Sized + Send + Sync + 'static {
@@ -56,12 +54,12 @@ pub(in crate::backend) trait Connection: Sized + Send + Sync + 'static {
 pub(in crate::backend) struct Workers<C: Connection> {
     pub(super) settings: Arc<C::Settings>,
     /// How many there are at most.
-    max: usize,
+    pub(super) max: usize,
     /// How long opening a connection and a change on it take together at most.
     time_limit: Duration,
     pub(super) health: Arc<Health>,
     pub(in crate::backend) schedule: Schedule<C::Written>,
-    runtime: Handle,
+    pub(super) runtime: Handle,
     pub(super) crew: Mutex<Crew>,
     /// Whether there has been a connection.
     pub(super) was_reached: AtomicBool,
@@ -95,26 +93,6 @@ impl<C: Connection> Workers<C> {
         change: impl FnMut(usize, &mut Ledger, Stamp) -> (T, Effects) + Send + 'static,
     ) -> impl Future<Output = Result<Vec<T>, BackendError>> + Send {
         self.schedule.transact(keys, change, || self.ensure_worker())
-    }
-
-    /// Makes sure that a connection starts on pending changes soon.
-    pub(super) fn ensure_worker(self: &Arc<Self>) {
-        let Some(wait) = self.crew.lock().may_grow(self.max) else { return };
-        let workers = Arc::clone(self);
-        spawn_on(&self.runtime, async move {
-            if !wait.is_zero() {
-                sleep(wait).await;
-            }
-            let number = {
-                let mut crew = workers.crew.lock();
-                crew.is_starting = false;
-                if !workers.schedule.is_ready() {
-                    return;
-                }
-                crew.enlist()
-            };
-            Worker::new(Arc::clone(&workers), number).work().await;
-        });
     }
 
     /// Wakes the oldest worker that is idle and older than this one. `false` if there is none.

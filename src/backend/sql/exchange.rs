@@ -1,94 +1,22 @@
 //! Changing records: uncontended ones by reading them and writing those that no other client has changed, a contended
 //! one in its turn.
 
-use std::future::ready;
-use std::sync::Arc;
 use std::time::Duration;
 
 use tokio::time::sleep;
 use uuid::Uuid;
 
 use super::record::{Changed, Next, Read, Written};
-use super::store::Server;
-use super::sweep::{self, Sweep};
+use super::server::{KeyBatch, Server, Session, Wrote};
+use super::sweep;
+use crate::backend::BackendError;
 use crate::backend::records::{self, Connection, Done, Failure, Phase, Round, Schedule, failed};
-use crate::backend::{Ledger, Stamp};
 
-pub(in crate::backend) type KeyBatch = records::KeyBatch<Written>;
 type Outcome = records::Outcome<Written>;
 
 /// Without turns: the longest pause before a contended record is read, and how often it is doubled.
 const FIRST_PAUSE: Duration = Duration::from_millis(1);
 const MAX_DOUBLINGS: u32 = 5;
-
-/// What became of a record that was to be written.
-pub(in crate::backend) enum Wrote {
-    /// It was not: another client was first, or it was too late.
-    Nothing,
-    /// It was, and may be cached.
-    Stored(Option<Written>),
-}
-
-/// A session of the server that can use the tables. Everything on it has a time limit.
-pub(in crate::backend) trait Session: Sweep {
-    type Server: Server<Session = Self>;
-    /// What a change of a record means for clients.
-    type Effects: Send + Sync;
-
-    /// How long a record counts as contended after another client has changed it first.
-    const CONTENDED: Duration;
-    /// Whether changes that are requested while a record is read are carried out with it.
-    const JOIN_LATE: bool;
-
-    /// Whether it is known to have ended.
-    fn is_closed(&self) -> bool;
-
-    /// Tries it before something is written, if it has not been used for so long that it may have ended unnoticed.
-    fn probe(&mut self) -> impl Future<Output = Result<(), Failure>> + Send {
-        ready(Ok(()))
-    }
-
-    /// Notified that it is of no use any more.
-    fn has_broken(&self) {}
-
-    /// Runs the changes of a batch.
-    fn run(&self, batch: &KeyBatch, ledger: &mut Ledger, stamp: Stamp) -> Self::Effects;
-
-    /// Whether the record must be written even if it stays the same, because it is written together with messages.
-    fn must_be_told(_: &Self::Effects) -> bool {
-        false
-    }
-
-    /// Notified of what is known of a record after a change: its version, if it is known, and what the change means.
-    fn note(&self, _: &Arc<str>, _: Option<i64>, _: Self::Effects) {}
-
-    /// The records of these batches, in one exchange and in their order.
-    fn read(&mut self, batches: &[KeyBatch]) -> impl Future<Output = Result<Vec<Read>, Failure>> + Send;
-
-    /// Writes those of these records that no other client has changed or is about to, in one exchange.
-    fn write(
-        &mut self,
-        changed: &[(KeyBatch, Changed<Self::Effects>)],
-    ) -> impl Future<Output = Result<Vec<Wrote>, Failure>> + Send;
-
-    /// The first keys that are not less than this one, in order, and at most so many.
-    fn keys(&mut self, from: &str, limit: usize)
-    -> impl Future<Output = Result<Vec<String>, Failure>> + Send;
-
-    /// Waits until it is this client's turn to change a contended record, and reads it in the same exchange. `None` if
-    /// the server does not take part in turns.
-    fn begin_turn(&mut self, key: &str) -> impl Future<Output = Result<Option<Read>, Failure>> + Send;
-
-    /// Writes the record and ends the turn in one exchange. It may be written although the turn was not ended.
-    fn write_in_turn(
-        &mut self,
-        key: &str,
-        record: &Changed<Self::Effects>,
-    ) -> impl Future<Output = Result<(Wrote, Option<Failure>), Failure>> + Send;
-
-    /// Ends the turn without a change, also if it was not begun.
-    fn end_turn(&mut self, key: &str) -> impl Future<Output = Result<(), Failure>> + Send;
-}
 
 impl<S: Session> Connection for S {
     type Settings = S::Server;
@@ -145,7 +73,7 @@ impl<S: Session> Exchange<'_, S> {
         }
         let (mut outcome, mut changed, mut left) = (Vec::new(), Vec::new(), Vec::new());
         for mut batch in batches {
-            match batch.written.take().map(|written| written.read().change(self.session, &batch)) {
+            match batch.written.take().map(|written| self.run(&batch, written.read())) {
                 Some(Ok(Next::Write(record))) => changed.push((batch, record)),
                 // "No change" and errors must not be answered from a cached record.
                 Some(Ok(Next::Keep(..)) | Err(_)) | None => left.push(batch),
@@ -195,7 +123,7 @@ impl<S: Session> Exchange<'_, S> {
     fn change(&self, batch: &mut KeyBatch, read: Read) -> Result<Changed<S::Effects>, Done> {
         let is_for_later = self.add_later(batch);
         let read = if is_for_later { read.for_later_request() } else { read };
-        match read.change(self.session, batch) {
+        match self.run(batch, read) {
             Ok(Next::Write(record)) => Ok(record),
             // "No change" and errors must be based on a record that was read after the request.
             Ok(Next::Keep(..)) | Err(_) if is_for_later => Err(Done::Retry),
@@ -205,6 +133,11 @@ impl<S: Session> Exchange<'_, S> {
             }
             Err(error) => Err(Done::Failed { error, unsure: false }),
         }
+    }
+
+    fn run(&self, batch: &KeyBatch, read: Read) -> Result<Next<S::Effects>, BackendError> {
+        let must_be_written = |effects: &S::Effects| batch.must_write || S::must_be_told(effects);
+        read.change(|ledger, stamp| self.session.run(batch, ledger, stamp), must_be_written)
     }
 
     /// Adds changes of the same key that were requested since. Returns whether there were any. Called once per round,

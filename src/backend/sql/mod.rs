@@ -4,6 +4,7 @@
 //! |---|---|
 //! | `settings` | the settings that both have, and their bounds |
 //! | `reach` | trying all servers, and all addresses of each |
+//! | `server` | what each database does in its own way |
 //! | `store` | the connections of a client, as a `LedgerStore` |
 //! | `notifier` | the connection through which a client learns that it is next |
 //! | `exchange`, `record` | changing records, optimistically, or in turns if they are contended; a record as it is read, changed and written |
@@ -23,6 +24,7 @@ mod exchange;
 mod notifier;
 mod reach;
 mod record;
+mod server;
 mod settings;
 mod store;
 mod sweep;
@@ -31,12 +33,12 @@ use super::Finding;
 use super::records::Failure;
 use super::state::Severity;
 
-pub(super) use exchange::{KeyBatch, Session, Wrote};
 pub(super) use notifier::Notifications;
 pub(super) use reach::{Host, Place, reach, reach_one};
 pub(super) use record::{Changed, Read, Stored, Written};
+pub(super) use server::{KeyBatch, Server, Session, Wrote};
 pub(super) use settings::Settings;
-pub(super) use store::{Server, Store};
+pub(super) use store::Store;
 pub(super) use sweep::Sweep;
 
 /// Why there is an answer with too little in it.

@@ -2,7 +2,6 @@
 
 use std::time::{Duration, Instant};
 
-use super::exchange::{KeyBatch, Session};
 use crate::backend::records::Cached;
 use crate::backend::{BackendError, Ledger, Stamp};
 
@@ -79,12 +78,13 @@ impl Read {
         Self { late, ..self }
     }
 
-    /// Runs the changes of a batch.
-    pub(super) fn change<S: Session>(
+    /// Changes it by `run`, which returns what the change means for clients. It is written if it is another record
+    /// then, or if it `must_be_written` for what it means.
+    pub(super) fn change<E>(
         self,
-        session: &S,
-        batch: &KeyBatch,
-    ) -> Result<Next<S::Effects>, BackendError> {
+        run: impl FnOnce(&mut Ledger, Stamp) -> E,
+        must_be_written: impl FnOnce(&E) -> bool,
+    ) -> Result<Next<E>, BackendError> {
         let Self { now, late, until, stored, floor, .. } = self;
         let mut ledger = match &stored {
             Some(stored) => stored.ledger()?,
@@ -95,7 +95,7 @@ impl Read {
         let micros = |time: i64| u64::try_from(time).unwrap_or(0);
         let floor = micros(floor).saturating_add(1);
         let stamp = Stamp::new(micros(now), micros(late), micros(now).max(floor));
-        let effects = session.run(batch, &mut ledger, stamp);
+        let effects = run(&mut ledger, stamp);
         let doc = ledger.to_string();
         let is_same = match &stored {
             Some(stored) => stored.doc == doc.as_bytes(),
@@ -103,7 +103,7 @@ impl Read {
             None => ledger.last_number() == 0,
         };
         let version = stored.map(|stored| stored.version);
-        if is_same && !batch.must_write && !S::must_be_told(&effects) {
+        if is_same && !must_be_written(&effects) {
             return Ok(Next::Keep(version, effects));
         }
         Ok(Next::Write(Changed { version, now, until, doc, effects }))

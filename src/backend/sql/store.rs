@@ -12,37 +12,15 @@ use tokio::sync::Mutex;
 use tokio_util::sync::CancellationToken;
 use uuid::Uuid;
 
-use super::exchange::Session;
-use super::notifier::{Notifications, Notifier};
-use super::settings::Settings;
+use super::notifier::Notifier;
+use super::server::{Server, Session};
 use crate::backend::key_pages::{PAGE, pages};
-use crate::backend::records::{Failure, Health, Workers};
+use crate::backend::records::{Health, Workers};
 use crate::backend::{
     BackendError, Capabilities, Effects, Event, Finding, Ledger, LedgerStore, Stamp, StoreState,
 };
 use crate::background;
 use crate::runtime::spawn_on;
-
-/// A server, as one client sees it.
-pub(in crate::backend) trait Server: Sized + Send + Sync + 'static {
-    /// What is connected to, and how.
-    type Target;
-    type Session: Session<Server = Self>;
-    type Notifications: Notifications;
-
-    fn settings(&self) -> &Settings<Self::Target>;
-
-    /// How many connections are for changes at most.
-    fn max_workers(&self) -> usize;
-
-    fn open(&self) -> impl Future<Output = Result<Self::Session, Failure>> + Send;
-
-    /// What the client learns through its other connection, or connections, until it is `closing`.
-    fn notifications(self: Arc<Self>, closing: &CancellationToken) -> Self::Notifications;
-
-    /// What the user of the server should know about it.
-    fn findings(&self) -> impl Future<Output = Result<Vec<Finding>, Failure>> + Send;
-}
 
 /// A table of a database.
 pub(in crate::backend) struct Store<V: Server> {
