@@ -365,6 +365,28 @@ impl Client {
         self
     }
 
+    /// What the client is called at the store: see [`ClientBuilder::label`](crate::ClientBuilder::label).
+    #[must_use]
+    pub fn label(&self) -> Option<&str> {
+        self.engine.label().map(|label| &**label)
+    }
+
+    /// Enough of the id of this client to tell it from others: the ids of its leases begin with it, in logs and in what
+    /// [`Guard::lease_id`](crate::Guard::lease_id) and [`Holder::short_id`](crate::Holder::short_id) return.
+    ///
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> Result<(), leasehold::Error> {
+    /// # let client = leasehold::Client::memory();
+    /// let guard = client.mutex("machine:42")?.lock().await?;
+    /// assert!(guard.lease_id().starts_with(&client.id()));
+    /// # Ok(()) }
+    /// ```
+    #[must_use]
+    pub fn id(&self) -> String {
+        self.engine.id().short_client()
+    }
+
     /// The options that locks of this client have by default, from which others can be derived:
     ///
     /// ```

@@ -120,6 +120,24 @@ impl Guard {
         Some(Self::new(Arc::clone(&self.engine), self.hold.clone(), permits))
     }
 
+    /// Enough of the id of the lease to tell it from others, as in logs: it is that of one of the
+    /// [holders](crate::Holder::short_id) which `inspect` reports. The whole id is a secret of the holder, since anyone
+    /// who knows it can end the lease. No I/O.
+    ///
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> Result<(), leasehold::Error> {
+    /// # let mutex = leasehold::Client::memory().mutex("machine:42")?;
+    /// let guard = mutex.lock().await?;
+    /// let holders = mutex.inspect().await?.holders;
+    /// assert_eq!(holders[0].short_id(), Some(guard.lease_id()));
+    /// # Ok(()) }
+    /// ```
+    #[must_use]
+    pub fn lease_id(&self) -> String {
+        self.hold().lease.id().short()
+    }
+
     /// Whether the lease can still be trusted, according to this process's clock. No I/O. In a process that was forked
     /// from the one that holds it, false after 1 ms at most.
     #[must_use]

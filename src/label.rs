@@ -3,9 +3,7 @@
 use std::process;
 use std::sync::Arc;
 
-use crate::client::Client;
 use crate::error::Error;
-use crate::guard::Guard;
 
 /// The maximum length of the label of a client, in bytes.
 pub const MAX_LABEL_BYTES: usize = 256;
@@ -82,50 +80,6 @@ macro_rules! with_note {
     };
 }
 pub(crate) use with_note;
-
-impl Client {
-    /// What the client is called at the store: see [`ClientBuilder::label`](crate::ClientBuilder::label).
-    #[must_use]
-    pub fn label(&self) -> Option<&str> {
-        self.engine.label().map(|label| &**label)
-    }
-
-    /// Enough of the id of this client to tell it from others: the ids of its leases begin with it, in logs and in what
-    /// [`Guard::lease_id`] and [`Holder::short_id`](crate::Holder::short_id) return.
-    ///
-    /// ```
-    /// # #[tokio::main(flavor = "current_thread")]
-    /// # async fn main() -> Result<(), leasehold::Error> {
-    /// # let client = leasehold::Client::memory();
-    /// let guard = client.mutex("machine:42")?.lock().await?;
-    /// assert!(guard.lease_id().starts_with(&client.id()));
-    /// # Ok(()) }
-    /// ```
-    #[must_use]
-    pub fn id(&self) -> String {
-        self.engine.id().short_client()
-    }
-}
-
-impl Guard {
-    /// Enough of the id of the lease to tell it from others, as in logs: it is that of one of the
-    /// [holders](crate::Holder::short_id) which `inspect` reports. The whole id is a secret of the holder, since anyone
-    /// who knows it can end the lease. No I/O.
-    ///
-    /// ```
-    /// # #[tokio::main(flavor = "current_thread")]
-    /// # async fn main() -> Result<(), leasehold::Error> {
-    /// # let mutex = leasehold::Client::memory().mutex("machine:42")?;
-    /// let guard = mutex.lock().await?;
-    /// let holders = mutex.inspect().await?.holders;
-    /// assert_eq!(holders[0].short_id(), Some(guard.lease_id()));
-    /// # Ok(()) }
-    /// ```
-    #[must_use]
-    pub fn lease_id(&self) -> String {
-        self.hold().lease.id().short()
-    }
-}
 
 #[cfg(test)]
 mod tests {

@@ -9,8 +9,6 @@ use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use parking_lot::Mutex;
 use tokio::time::Instant;
 
-use crate::error::Error;
-
 /// How often the system is asked which process this is where that would cost too much.
 const CHECK_INTERVAL_MICROS: u64 = 1000;
 /// In how many processes, each forked from the one before, a [`PerProcess`] has a lock of its own.
@@ -51,15 +49,10 @@ impl Origin {
         is_elsewhere
     }
 
-    /// # Errors
-    ///
-    /// [`Error::Forked`] in another process.
-    pub(crate) fn check(&self, operation: &'static str, name: Option<&str>) -> Result<(), Error> {
+    /// The process in which it was made, and this one, if they are not the same.
+    pub(crate) fn elsewhere(&self) -> Option<(u32, u32)> {
         let here = process::id();
-        if here == self.process {
-            return Ok(());
-        }
-        Err(Error::Forked { name: name.map(str::to_owned), operation, origin: self.process, process: here })
+        (here != self.process).then_some((self.process, here))
     }
 }
 

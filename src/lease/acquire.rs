@@ -473,7 +473,7 @@ impl<'a> Waiter<'a> {
 
     /// For requests that begin.
     fn check_process(&self) -> Result<(), Error> {
-        self.keeper.origin.check("acquire", Some(self.resource.name()))
+        self.keeper.check_process("acquire", Some(self.resource.name()))
     }
 
     fn check_open(&self) -> Result<(), Error> {

@@ -29,7 +29,7 @@ impl Engine {
     /// Takes no new requests, waits until everything that is held is released or `limit` is over, and shuts the client
     /// down.
     pub(crate) async fn close_within(&self, limit: Duration) -> Result<(), Error> {
-        self.origin.check("close", None)?;
+        self.check_process("close", None)?;
         drop(self.drain());
         self.ensure_running();
         if timeout(limit, self.home.awaiting(self.drained())).await.is_err() {
@@ -41,7 +41,7 @@ impl Engine {
     /// Shuts the client down: waiting requests fail, live leases are lost, everything is released, connections are
     /// closed.
     pub(crate) async fn shutdown(&self) -> Result<(), Error> {
-        self.origin.check("shutdown", None)?;
+        self.check_process("shutdown", None)?;
         let (end, given_up) = (Instant::now() + SHUTDOWN, self.given_up());
         self.close();
         self.ensure_running();

@@ -6,7 +6,7 @@
 //! request before it handles the next lease. Held leases are renewed on the crate's own thread if the store allows it,
 //! otherwise where the client lives (see `home`).
 
-use std::sync::atomic::{AtomicBool, AtomicUsize};
+use std::sync::atomic::AtomicUsize;
 use std::sync::{Arc, Weak};
 
 use parking_lot::Mutex;
@@ -19,8 +19,8 @@ use tokio_util::sync::CancellationToken;
 use super::lease::{Hold, Lease, Message, Outcome};
 use super::reentry::Owners;
 use super::release_queue::{Patience, PendingRelease, ReleaseQueue};
+use super::running::Running;
 use super::schedule::Schedule;
-use super::tasks::Tasks;
 use crate::backend::{Answer, Backend, BackendError, Claim, LeaseId, LeaseRef, Limit, Request, Resource};
 use crate::background;
 use crate::closing::Closing;
@@ -70,9 +70,7 @@ pub(crate) struct Keeper {
     pub(super) background: Option<Handle>,
     /// Where the tasks run that are not on that thread.
     pub(super) home: Arc<Home>,
-    pub(super) tasks: Mutex<Tasks>,
-    /// Whether the tasks have ended by themselves.
-    pub(super) are_over: AtomicBool,
+    pub(super) running: Running,
     /// The other runtimes whose end is kept waiting for releases.
     pub(super) ends_awaited: Mutex<Vec<Id>>,
     /// For how much longer the application may be kept waiting for releases where there is no runtime.
@@ -107,8 +105,7 @@ impl Keeper {
             abandoned: CancellationToken::new(),
             background,
             home,
-            tasks: Mutex::default(),
-            are_over: AtomicBool::new(false),
+            running: Running::default(),
             ends_awaited: Mutex::default(),
             drops_wait: Mutex::new(Patience::new()),
             observers,
@@ -142,7 +139,9 @@ impl Keeper {
 
     /// Fails in a process that was forked from the one in which the client was made.
     pub(crate) fn check_process(&self, operation: &'static str, name: Option<&str>) -> Result<(), Error> {
-        self.origin.check(operation, name)
+        self.origin.elsewhere().map_or(Ok(()), |(origin, process)| {
+            Err(Error::Forked { name: name.map(str::to_owned), operation, origin, process })
+        })
     }
 
     /// See [`Origin::was_elsewhere`].

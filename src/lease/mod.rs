@@ -52,6 +52,7 @@ mod reentry;
 mod release;
 mod release_queue;
 mod renewals;
+mod running;
 mod schedule;
 mod tasks;
 mod ticket;

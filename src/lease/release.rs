@@ -108,7 +108,7 @@ impl Keeper {
 
     /// Releases a guard and its permits: to the next waiter of this client, or to the store, whose answer is awaited.
     pub(crate) async fn release(self: &Arc<Self>, hold: &Hold, permits: u32) -> Result<(), Error> {
-        self.origin.check("release", Some(hold.name()))?;
+        self.check_process("release", Some(hold.name()))?;
         let lease = &hold.lease;
         let now = Instant::now();
         let ends = hold.ends().unwrap_or(now);

@@ -24,42 +24,31 @@ use super::release_queue::{MAX_RELEASES, PendingRelease};
 use super::renewals::next_together;
 use crate::backend::Event;
 use crate::home::Resident;
-use crate::runtime::{Cancel, spawn_cancelable};
+use crate::runtime::spawn_cancelable;
 
 /// How often the crate's own thread looks after releases.
 const WATCH_INTERVAL: Duration = Duration::from_secs(1);
-
-/// The tasks of a keeper, as far as it knows.
-#[derive(Debug, Default)]
-pub(super) struct Tasks {
-    /// How often they were started, or given up.
-    number: u64,
-    current: Option<Cancel>,
-}
 
 impl Resident for Keeper {
     fn settle(&self, runtime: &Handle) {
         let Some(keeper) = self.this.upgrade() else { return };
         // What they were sending is pending again, even if their runtime is not driven.
-        let number = self.give_up_tasks();
+        let number = self.running.give_up();
         // Before any request is sent, so that no event caused by it is missed.
         let events = self.backend.events();
         self.take_over();
-        self.are_over.store(false, Ordering::Release);
+        self.running.begin();
         let until_dropped = guard(keeper, move |keeper| keeper.tasks_were_dropped(number));
         let (_, tasks) = spawn_cancelable(runtime, async move {
             if Arc::clone(&until_dropped).run(events).await {
-                ScopeGuard::into_inner(until_dropped).are_over.store(true, Ordering::Release);
+                ScopeGuard::into_inner(until_dropped).running.have_ended();
             }
         });
-        let mut current = self.tasks.lock();
-        if current.number == number {
-            current.current = Some(tasks);
-        }
+        self.running.started(number, tasks);
     }
 
     fn before_end(&self) {
-        self.give_up_tasks();
+        self.running.give_up();
         self.send_last_releases();
     }
 
@@ -77,34 +66,14 @@ impl Keeper {
 
     /// They have ended with the client, or because a store has panicked.
     fn restart_tasks_that_are_over(&self) {
-        if self.are_over.swap(false, Ordering::AcqRel) {
+        if self.running.take_over() {
             self.home.settle_again(ptr::from_ref(self).cast());
         }
     }
 
-    /// Drops the tasks, of which those that are started next are independent. Returns their number.
-    fn give_up_tasks(&self) -> u64 {
-        let mut tasks = self.tasks.lock();
-        tasks.number += 1;
-        let (number, given_up) = (tasks.number, tasks.current.take());
-        // When the mutex is free again.
-        drop(tasks);
-        drop(given_up);
-        number
-    }
-
-    /// The tasks with this number were dropped by their runtime, which perhaps ends, or one of them has panicked.
+    /// See [`Running::were_dropped`](super::running::Running::were_dropped).
     fn tasks_were_dropped(&self, number: u64) {
-        let were_given_up = {
-            let mut tasks = self.tasks.lock();
-            let were_given_up = tasks.number != number;
-            if !were_given_up {
-                tasks.number += 1;
-            }
-            were_given_up
-        };
-        if !were_given_up {
-            self.are_over.store(true, Ordering::Release);
+        if self.running.were_dropped(number) {
             self.home.task_was_dropped();
         }
     }

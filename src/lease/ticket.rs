@@ -46,7 +46,7 @@ impl Keeper {
     /// Ends a hold in this client without a release, nor is it passed on here. Fails if it is lost, or other guards
     /// share its lease.
     pub(crate) fn hand_over(&self, hold: &Hold, permits: u32) -> Result<HandedOver, Error> {
-        self.origin.check("hand over", Some(hold.name()))?;
+        self.check_process("hand over", Some(hold.name()))?;
         self.check_resumable()?;
         let (lease, now, since) = (&hold.lease, Instant::now(), self.observed_since(hold));
         let next = match lease.group() {
@@ -88,7 +88,7 @@ impl Keeper {
     /// Cancel safe: until it is renewed it belongs to nobody, so nothing is left behind.
     pub(crate) async fn resume(&self, handed: &HandedOver) -> Result<Hold, Error> {
         let name = handed.lease.resource.name();
-        self.origin.check("resume", Some(name))?;
+        self.check_process("resume", Some(name))?;
         self.check_resumable()?;
         self.check_not_here(handed)?;
         self.ensure_running();
