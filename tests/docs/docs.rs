@@ -1,5 +1,5 @@
-//! The README and the pages in `docs/`: every link within the repository leads to a file and a heading that exist,
-//! every page of the guide is in its table of contents, the README is short, and the SQL for fencing does what it is
+//! The README and the pages in `docs/`: every link within the repository leads to a file and a heading that exist, those
+//! of the guide to its own pages, every page of the guide is in its table of contents, the README is short, and the SQL for fencing does what it is
 //! said to do.
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -16,6 +16,7 @@ const README_WORDS: usize = 1500;
 fn every_link_leads_somewhere() {
     let pages: BTreeMap<PathBuf, Page> =
         pages().into_iter().map(|path| (path.clone(), Page::read(&path))).collect();
+    let guide = root().join("docs");
     let mut dead = Vec::new();
     for (path, page) in &pages {
         for link in page.links.iter().filter(|link| !link.contains("://") && !link.starts_with("mailto:")) {
@@ -27,6 +28,10 @@ fn every_link_leads_somewhere() {
                 dead.push(format!("{}: {link}", path.display()));
                 continue;
             };
+            if path.starts_with(&guide) && !target.starts_with(&guide) {
+                dead.push(format!("{}: {link}: it is not part of the guide", path.display()));
+                continue;
+            }
             let has = |heading: &str| pages.get(&target).is_none_or(|page| page.headings.contains(heading));
             if heading.is_some_and(|heading| !has(heading)) {
                 dead.push(format!("{}: {link}: there is no such heading", path.display()));
@@ -40,14 +45,14 @@ fn every_link_leads_somewhere() {
 
 #[test]
 fn every_page_is_in_the_table_of_contents() {
-    let summary = root().join("docs/guide/SUMMARY.md");
+    let summary = root().join("docs/SUMMARY.md");
     let listed: BTreeSet<_> = Page::read(&summary)
         .links
         .iter()
         .map(|link| summary.parent().expect("a file").join(link).canonicalize().expect("the page exists"))
         .collect();
     let missing: Vec<_> =
-        pages().into_iter().filter(|page| *page != summary && !listed.contains(page)).collect();
+        guide_pages().into_iter().filter(|page| *page != summary && !listed.contains(page)).collect();
     assert!(missing.is_empty(), "not in SUMMARY.md: {missing:?}");
 }
 
@@ -134,9 +139,15 @@ fn root() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../..").canonicalize().expect("the repository exists")
 }
 
-/// The README, the other pages beside it, and all pages in `docs/`.
+/// The README, the other pages beside it, and the guide.
 fn pages() -> Vec<PathBuf> {
-    let mut found = ["README.md", "CONTRIBUTING.md", "SECURITY.md"].map(|page| root().join(page)).to_vec();
+    let beside = ["README.md", "CONTRIBUTING.md", "SECURITY.md"].map(|page| root().join(page));
+    beside.into_iter().chain(guide_pages()).collect()
+}
+
+/// All pages in `docs/`.
+fn guide_pages() -> Vec<PathBuf> {
+    let mut found = Vec::new();
     let mut folders = vec![root().join("docs")];
     while let Some(folder) = folders.pop() {
         for entry in fs::read_dir(folder).expect("it can be read") {
