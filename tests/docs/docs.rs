@@ -94,3 +94,19 @@ fn answers_are_two_clicks_away() {
         assert!(front.iter().any(|link| link.ends_with(answer)), "{answer} is not linked to");
     }
 }
+
+/// Whoever is woken by a line in the log finds it in the guide.
+#[test]
+fn every_line_in_the_log_is_explained() {
+    let read = |page: &str| fs::read_to_string(root().join("docs/guide").join(page)).expect("it exists");
+    let (events, explained) = (read("observability.md"), read("trouble.md"));
+    let rows = events.lines().filter(|line| line.starts_with("| `leasehold::"));
+    let levels = ["INFO", "WARN", "ERROR"];
+    let mut messages = rows.filter_map(|row| {
+        let cells: Vec<_> = row.split(" | ").collect();
+        (cells.len() > 2 && levels.contains(&cells[1])).then(|| cells[2])
+    });
+    let count = messages.clone().count();
+    assert!(count > 30, "only {count} were found");
+    assert_eq!(messages.find(|message| !explained.contains(message)), None, "in trouble.md");
+}
