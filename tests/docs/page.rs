@@ -88,16 +88,25 @@ pub(crate) fn root() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../..").canonicalize().expect("the repository exists")
 }
 
-/// The README, the other pages beside it, and the guide.
+/// The README, the other pages beside it and in the folders of packages, and the guide.
 pub(crate) fn pages() -> Vec<Page> {
-    let beside = ["README.md", "CONTRIBUTING.md", "SECURITY.md"].map(|page| root().join(page));
-    beside.iter().chain(&guide_pages()).map(|path| Page::read(path)).collect()
+    let folders = ["", ".github", "benches", "cli"].map(|folder| root().join(folder));
+    let beside = folders.iter().flat_map(|folder| fs::read_dir(folder).into_iter().flatten());
+    let mut found: Vec<_> = beside.map(|entry| entry.expect("it can be read").path()).collect();
+    found.retain(|path| is_page(path));
+    found.extend(guide_pages());
+    found.sort();
+    found.iter().map(|path| Page::read(path)).collect()
+}
+
+fn is_page(path: &Path) -> bool {
+    path.extension().is_some_and(|extension| extension == "md")
 }
 
 /// All pages in `docs/`.
 pub(crate) fn guide_pages() -> Vec<PathBuf> {
-    let mut found: Vec<_> = files(&root().join("docs"));
-    found.retain(|path| path.extension().is_some_and(|extension| extension == "md"));
+    let mut found = files(&root().join("docs"));
+    found.retain(|path| is_page(path));
     found
 }
 
