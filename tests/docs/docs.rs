@@ -22,9 +22,8 @@ mod zookeeper;
 mod zookeeper_wire;
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::fs;
 
-use page::{Page, guide_pages, pages, root};
+use page::{Page, guide_pages, pages, root, text_of};
 
 /// What a stranger is willing to read.
 const README_WORDS: usize = 1500;
@@ -74,7 +73,7 @@ fn every_page_is_in_the_table_of_contents() {
 
 #[test]
 fn the_readme_is_short() {
-    let words = fs::read_to_string(root().join("README.md")).expect("it exists").split_whitespace().count();
+    let words = text_of(&root().join("README.md")).split_whitespace().count();
     assert!(words <= README_WORDS, "{words} words");
 }
 
@@ -98,7 +97,7 @@ fn answers_are_two_clicks_away() {
 /// Whoever is woken by a line in the log finds it in the guide.
 #[test]
 fn every_line_in_the_log_is_explained() {
-    let read = |page: &str| fs::read_to_string(root().join("docs/guide").join(page)).expect("it exists");
+    let read = |page: &str| text_of(&root().join("docs/guide").join(page));
     let (events, explained) = (read("observability.md"), read("trouble.md"));
     let rows = events.lines().filter(|line| line.starts_with("| `leasehold::"));
     let levels = ["INFO", "WARN", "ERROR"];

@@ -1,10 +1,9 @@
 //! The matrix of guarantees: each cell leads to a paragraph, which names for that store a test that exists.
 
 use std::collections::BTreeMap;
-use std::fs;
 use std::path::Path;
 
-use crate::page::{anchor, files, root};
+use crate::page::{anchor, files, root, text_of};
 
 const PAGE: &str = "docs/guide/guarantees.md";
 /// What does not happen.
@@ -12,7 +11,7 @@ const NOTHING: &str = "-";
 
 #[test]
 fn every_guarantee_is_explained_and_tested() {
-    let text = fs::read_to_string(root().join(PAGE)).expect("it exists");
+    let text = text_of(&root().join(PAGE));
     let sections = sections(&text);
     let (stores, rows) = matrix(&text);
     let mut wrong = Vec::new();
@@ -102,7 +101,7 @@ fn exists(test: &str) -> bool {
 
 fn read(path: &Path) -> String {
     if path.extension().is_some_and(|extension| extension == "rs") {
-        return fs::read_to_string(path).unwrap_or_else(|error| panic!("{}: {error}", path.display()));
+        return text_of(path);
     }
     String::new()
 }

@@ -1,19 +1,17 @@
 //! Every block of code names its language, and something checks it.
 
 use std::collections::BTreeSet;
-use std::fs;
-use std::path::Path;
 
 use yaml_rust2::YamlLoader;
 
-use crate::page::{Code, pages, root};
+use crate::page::{Code, files, pages, root, text_of};
 
 /// Those on which the blocks of [`commands`](crate::commands) are run.
 const STORES: [&str; 6] = ["redis", "postgres", "mysql", "sqlite", "etcd", "zookeeper"];
 
 #[test]
 fn every_block_of_code_is_checked() {
-    let compiled = fs::read_to_string(root().join("tests/docs/lib.rs")).expect("it exists");
+    let compiled = text_of(&root().join("tests/docs/lib.rs"));
     let mut wrong = Vec::new();
     for page in pages() {
         let is_compiled = compiled.contains(&format!("\"{}\"", page.name()));
@@ -69,12 +67,21 @@ fn command_of_the_repository(line: &str) -> Result<(), String> {
                 .into_iter()
                 .try_for_each(|feature| known(feature, features.contains(feature)))
         }
+        // The command line.
+        ["leasehold", ..] => {
+            let source: String = files(&root().join("cli/src")).iter().map(|path| text_of(path)).collect();
+            let mut options = words[1..].iter().take_while(|word| **word != "--");
+            let name = options.find(|word| !word.starts_with('-')).copied().unwrap_or_default();
+            let variant =
+                name.get(..1).unwrap_or_default().to_uppercase() + name.get(1..).unwrap_or_default();
+            known(name, source.split(|c: char| !c.is_alphanumeric()).any(|word| word == variant))
+        }
         _ => Err(format!("say on which store `{line}` is run")),
     }
 }
 
 fn features() -> BTreeSet<String> {
-    let manifest = fs::read_to_string(root().join(Path::new("Cargo.toml"))).expect("it exists");
+    let manifest = text_of(&root().join("Cargo.toml"));
     let manifest: toml::Table = toml::from_str(&manifest).expect("it is TOML");
     manifest["features"].as_table().expect("a table").keys().cloned().collect()
 }

@@ -40,7 +40,7 @@ impl Code {
 
 impl Page {
     pub(crate) fn read(path: &Path) -> Self {
-        let text = fs::read_to_string(path).unwrap_or_else(|error| panic!("{}: {error}", path.display()));
+        let text = text_of(path);
         let mut page = Self { path: path.to_owned(), ..Self::default() };
         let (mut heading, mut code) = (None::<String>, None::<Code>);
         for event in Parser::new_ext(&text, Options::ENABLE_TABLES) {
@@ -84,6 +84,10 @@ pub(crate) fn anchor(heading: &str) -> String {
     kept.map(|c| if c == ' ' { '-' } else { c }).collect()
 }
 
+pub(crate) fn text_of(path: &Path) -> String {
+    fs::read_to_string(path).unwrap_or_else(|error| panic!("{}: {error}", path.display()))
+}
+
 pub(crate) fn root() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../..").canonicalize().expect("the repository exists")
 }
@@ -115,7 +119,8 @@ pub(crate) fn files(folder: &Path) -> Vec<PathBuf> {
     let mut found = Vec::new();
     let mut folders = vec![folder.to_owned()];
     while let Some(folder) = folders.pop() {
-        for entry in fs::read_dir(folder).expect("it can be read") {
+        // It may not be there.
+        for entry in fs::read_dir(folder).into_iter().flatten() {
             let path = entry.expect("it can be read").path();
             if path.is_dir() { folders.push(path) } else { found.push(path) }
         }
