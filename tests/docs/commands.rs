@@ -33,7 +33,7 @@ const SOON: Duration = Duration::from_secs(30);
 async fn commands_on_redis() {
     let Some(server) = RedisServer::start_or_skip("commands on Redis") else { return };
     let Some(shell) = Shell::or_skip("redis-cli", &[("REDIS_URL", &server.address())]) else { return };
-    try_all("redis", &server.url(), &shell).await;
+    try_all("redis", Queue::Stays, &server.url(), &shell).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -41,7 +41,7 @@ async fn commands_on_postgres() {
     let Some(server) = PostgresServer::start_or_skip("commands on PostgreSQL") else { return };
     let Some(shell) = Shell::or_skip("psql", &[("DATABASE_URL", &server.url())]) else { return };
     server.execute("CREATE ROLE app").await;
-    try_all("postgres", &server.url(), &shell).await;
+    try_all("postgres", Queue::IsDropped, &server.url(), &shell).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -56,7 +56,7 @@ async fn commands_on_mysql() {
         mysql::USER
     );
     fs::write(shell.home().join(".my.cnf"), options).expect("room");
-    try_all("mysql", &server.url(), &shell).await;
+    try_all("mysql", Queue::IsDropped, &server.url(), &shell).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -64,7 +64,7 @@ async fn commands_on_sqlite() {
     let file = SqliteFile::new();
     let path = file.path();
     let Some(shell) = Shell::or_skip("sqlite3", &[("LOCKS", &path.display().to_string())]) else { return };
-    try_all("sqlite", &file.url(), &shell).await;
+    try_all("sqlite", Queue::IsDropped, &file.url(), &shell).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -74,7 +74,7 @@ async fn commands_on_etcd() {
     let variables = [("ETCDCTL_ENDPOINTS", &*endpoint), ("ETCDCTL_API", "3")];
     let Some(shell) = Shell::or_skip("etcdctl", &variables) else { return };
     server.ctl(&["role", "add", "locks"]);
-    try_all("etcd", &server.url(), &shell).await;
+    try_all("etcd", Queue::Stays, &server.url(), &shell).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -82,13 +82,20 @@ async fn commands_on_zookeeper() {
     let Some(server) = ZookeeperServer::start_or_skip("commands on ZooKeeper") else { return };
     let address = format!("127.0.0.1:{}", server.port());
     let Some(shell) = Shell::or_skip("zkCli.sh", &[("ZOOKEEPER", &address)]) else { return };
-    try_all("zookeeper", &format!("zookeeper://{address}"), &shell).await;
+    try_all("zookeeper", Queue::Stays, &format!("zookeeper://{address}"), &shell).await;
 }
 
-async fn try_all(store: &str, url: &str, shell: &Shell) {
+/// What becomes of those who wait when a lock is broken by hand.
+#[derive(Clone, Copy, Debug, PartialEq)]
+enum Queue {
+    Stays,
+    IsDropped,
+}
+
+async fn try_all(store: &str, queue: Queue, url: &str, shell: &Shell) {
     let blocks: Vec<Code> = pages().into_iter().flat_map(|page| page.code).collect();
     let blocks = || blocks.iter().filter(|code| code.store() == Some(store) && !code.has("fencing"));
-    let mut held = Contended::new(url).await;
+    let mut held = Contended::new(url, NAME, TTL).await;
     for code in blocks().filter(|code| !code.has("break")) {
         let printed = shell.run(code);
         for part in [HOLDER, NOTE].iter().filter(|_| code.has("look")) {
@@ -107,10 +114,25 @@ async fn try_all(store: &str, url: &str, shell: &Shell) {
         let next = within(SOON, held.waiter).await.expect("no panic");
         assert!(next.token() > held.guard.token(), "the waiter got it");
         next.release().await.expect("held");
-        held = Contended::new(url).await;
+        see_the_queue(queue, url, shell, code).await;
+        held = Contended::new(url, NAME, TTL).await;
         broken += 1;
     }
     assert!(broken > 0, "the guide does not say how to break a lock");
+}
+
+/// Breaks another lock, for which nobody asks again soon.
+async fn see_the_queue(queue: Queue, url: &str, shell: &Shell, code: &Code) {
+    let other = "machine:43";
+    let held = Contended::new(url, other, SOON * 4).await;
+    shell.run(&Code { tags: code.tags.clone(), text: code.text.replace(NAME, other) });
+    let seen =
+        client(url, "observer").await.mutex(other).expect("valid").inspect().await.expect("it answers");
+    // It may have got the lock by now.
+    let left =
+        if seen.waiters.is_empty() && seen.holders.is_empty() { Queue::IsDropped } else { Queue::Stays };
+    assert_eq!(left, queue, "{seen:?}");
+    held.waiter.abort();
 }
 
 /// A lock that one process holds and another one waits for.
@@ -121,12 +143,12 @@ struct Contended {
 }
 
 impl Contended {
-    async fn new(url: &str) -> Self {
-        let options = || MutexOptions::new().ttl(TTL);
+    async fn new(url: &str, name: &str, ttl: Duration) -> Self {
+        let options = || MutexOptions::new().ttl(ttl);
         let (first, second) = (client(url, HOLDER).await, client(url, "api-8").await);
-        let lock = first.mutex_with(NAME, options()).expect("valid").with_note(NOTE);
+        let lock = first.mutex_with(name, options()).expect("valid").with_note(NOTE);
         let guard = within(SOON, lock.lock()).await.expect("free");
-        let awaited = second.mutex_with(NAME, options()).expect("valid");
+        let awaited = second.mutex_with(name, options()).expect("valid");
         let waiter = tokio::spawn(async move { awaited.lock().await.expect("granted") });
         eventually(SOON, || async { lock.inspect().await.is_ok_and(|seen| seen.waiters.len() == 1) }).await;
         Self { guard, waiter, _clients: [first, second] }
