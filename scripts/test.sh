@@ -108,7 +108,7 @@ source scripts/lanes.sh
 # Makes the configurations share what they compile.
 shared=(-p leasehold-dependencies)
 
-# What uses Redis through fred. It runs as the user of docs/acl.md, who may do less than the default user: so do the clients of the processes
+# What uses Redis through fred. It runs as the user of docs/stores/acl.md, who may do less than the default user: so do the clients of the processes
 # that others start. As the default user, some of it runs again below, and all of it with `cargo test`.
 over_fred=(acl batch_redis cancellation cluster credentials error_texts faults_network faults_redis faults_server handover_redis harness
     mutex_redis processes redlock redlock_contract reentrant_processes reentrant_redis renewals_redis replicas runtimes semaphore_processes

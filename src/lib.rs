@@ -197,21 +197,6 @@ pub mod zookeeper {
     pub use crate::backend::zookeeper::{ZookeeperBackend, ZookeeperBuilder};
 }
 
-/// The README and the guide, whose examples are tests.
-#[cfg(doctest)]
-mod guide {
-    #[doc = include_str!("../README.md")]
-    struct Readme;
-    #[doc = include_str!("../docs/guide/fencing.md")]
-    struct Fencing;
-    #[doc = include_str!("../docs/guide/shutdown.md")]
-    struct Shutdown;
-    #[doc = include_str!("../docs/guide/testing.md")]
-    struct Testing;
-    #[doc = include_str!("../docs/guide/ttl.md")]
-    struct Ttl;
-}
-
 #[cfg(test)]
 mod tests {
     use std::fmt::Debug;

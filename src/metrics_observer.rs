@@ -1,4 +1,4 @@
-//! Feeds the `metrics` facade. The names, units and labels are documented in docs/observability.md, which a test
+//! Feeds the `metrics` facade. The names, units and labels are documented in docs/guide/observability.md, which a test
 //! compares with this file.
 
 use std::borrow::Cow;
@@ -35,7 +35,7 @@ use crate::observer::{Event, Observer, Subject};
 ///
 /// The names of locks are no labels, because a program may use any number of them. A function may map each name to one
 /// of few [classes](Self::classes), which then become the label `class`. What the values of the labels mean, and a
-/// dashboard for Grafana, is in `docs/observability.md`.
+/// dashboard for Grafana, is in `docs/guide/observability.md`.
 ///
 /// The metrics of a kind are registered with the recorder at its first event, and stays with that recorder, so install the
 /// exporter first. All clients of a process may share one observer.

@@ -1,4 +1,4 @@
-//! The user of `docs/acl.md`: it has the rights that are needed, and no others. That they are enough is what the whole
+//! The user of `docs/stores/acl.md`: it has the rights that are needed, and no others. That they are enough is what the whole
 //! suite shows when it is run as this user.
 #![cfg(feature = "fred")]
 

@@ -579,7 +579,7 @@ async fn clients_that_are_gone_leave_no_connection() {
     let mut raw = server.raw();
     let mut connections = || {
         let list = raw.send(&["CLIENT", "LIST"]).text().expect("a list");
-        // The user of `docs/acl.md` may not give its connections a name.
+        // The user of `docs/stores/acl.md` may not give its connections a name.
         let of_client = |line: &&str| line.contains("name=leasehold-") || line.contains("user=leasehold ");
         list.lines().filter(of_client).count()
     };

@@ -272,7 +272,7 @@ fn listed(cell: &str) -> BTreeSet<String> {
 #[tokio::test(start_paused = true)]
 async fn the_docs_name_all_metrics_with_their_types_units_and_labels() -> Result<(), Error> {
     let fed = fed().await?;
-    let text = fs::read_to_string(repository("docs/observability.md")).expect("it is there");
+    let text = fs::read_to_string(repository("docs/guide/observability.md")).expect("it is there");
     let documented: BTreeMap<_, _> = rows(&text, "| metric | type | unit | labels | what it is |")
         .into_iter()
         // An empty cell joins the bars around it.
@@ -376,7 +376,7 @@ fn for_each_source(folder: &Path, read: &mut impl FnMut(&Path, &str)) {
 fn the_docs_name_all_events_that_are_an_interface() {
     let mut traced = Traced::new();
     for_each_source(&repository("src"), &mut |path, source| traced_in(source, path, &mut traced));
-    let text = fs::read_to_string(repository("docs/observability.md")).expect("it is there");
+    let text = fs::read_to_string(repository("docs/guide/observability.md")).expect("it is there");
     let rows = rows(&text, "| target | level | message | fields |");
     let cell = |row: &[&str], n: usize| {
         row.get(n).copied().unwrap_or_default().trim_end_matches('|').trim().to_owned()

@@ -102,7 +102,7 @@ async fn the_database_shows_who_holds_what() {
         Client::builder(server.url()).label("api-7 (pid 4711)").connect().await.expect("it accepts clients");
     let mutex = client.mutex("machine:42").expect("a name").with_note("order 42");
     let guard = mutex.lock().await.expect("it is free");
-    // As in `docs/mysql.md`.
+    // As in `docs/stores/mysql.md`.
     let record = server
         .execute("SELECT CONCAT(CONVERT(k USING utf8mb4), '\n', CONVERT(doc USING utf8mb4)) FROM leasehold")
         .await;

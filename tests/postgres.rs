@@ -82,7 +82,7 @@ impl SqlServer for PostgresServer {
 const TERMINATE: &str =
     "SELECT count(pg_terminate_backend(pid)) FROM pg_stat_activity WHERE application_name LIKE 'leasehold%'";
 
-/// The query in `docs/postgres.md`.
+/// The query in `docs/stores/postgres.md`.
 const WHO: &str =
     r#"SELECT key || ' ' || line FROM leasehold, string_to_table(doc, E'\n') AS line WHERE line LIKE 'h %'"#;
 

@@ -1,21 +1,37 @@
-//! The README and the pages in `docs/`: every link within the repository leads to a file and a heading that exist,
-//! every page of the guide is in its table of contents, the README is short, and the SQL for fencing does what it is
-//! said to do.
+//! The README and the guide: every link within the repository leads to a page and a heading that exist, every page is in
+//! the table of contents, the README is short, and every block of code is compiled, parsed or run.
+
+mod commands;
+#[path = "../support/etcd.rs"]
+mod etcd;
+mod fencing;
+#[path = "../support/sqlite.rs"]
+mod file;
+mod guarantees;
+mod languages;
+#[path = "../support/mysql.rs"]
+mod mysql;
+mod page;
+#[path = "../support/postgres.rs"]
+mod postgres;
+#[path = "../support/mod.rs"]
+mod support;
+#[path = "../support/zookeeper.rs"]
+mod zookeeper;
+#[path = "../support/zookeeper_wire.rs"]
+mod zookeeper_wire;
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::fs;
-use std::path::{Path, PathBuf};
 
-use pulldown_cmark::{CodeBlockKind, Event, Options, Parser, Tag, TagEnd};
-use rusqlite::{Connection, params};
+use page::{Page, guide_pages, pages, root, text_of};
 
 /// What a stranger is willing to read.
 const README_WORDS: usize = 1500;
 
 #[test]
 fn every_link_leads_somewhere() {
-    let pages: BTreeMap<PathBuf, Page> =
-        pages().into_iter().map(|path| (path.clone(), Page::read(&path))).collect();
+    let guide = root().join("docs");
+    let pages: BTreeMap<_, _> = pages().into_iter().map(|page| (page.path.clone(), page)).collect();
     let mut dead = Vec::new();
     for (path, page) in &pages {
         for link in page.links.iter().filter(|link| !link.contains("://") && !link.starts_with("mailto:")) {
@@ -24,12 +40,16 @@ fn every_link_leads_somewhere() {
             let target =
                 if file.is_empty() { path.clone() } else { path.parent().expect("a file").join(file) };
             let Ok(target) = target.canonicalize() else {
-                dead.push(format!("{}: {link}", path.display()));
+                dead.push(format!("{}: {link}", page.name()));
                 continue;
             };
+            // Nothing else is in the book.
+            if path.starts_with(&guide) && !target.starts_with(&guide) {
+                dead.push(format!("{}: {link}: it is not part of the guide", page.name()));
+            }
             let has = |heading: &str| pages.get(&target).is_none_or(|page| page.headings.contains(heading));
             if heading.is_some_and(|heading| !has(heading)) {
-                dead.push(format!("{}: {link}: there is no such heading", path.display()));
+                dead.push(format!("{}: {link}: there is no such heading", page.name()));
             }
         }
     }
@@ -40,113 +60,52 @@ fn every_link_leads_somewhere() {
 
 #[test]
 fn every_page_is_in_the_table_of_contents() {
-    let summary = root().join("docs/guide/SUMMARY.md");
+    let summary = root().join("docs/SUMMARY.md");
     let listed: BTreeSet<_> = Page::read(&summary)
         .links
         .iter()
         .map(|link| summary.parent().expect("a file").join(link).canonicalize().expect("the page exists"))
         .collect();
     let missing: Vec<_> =
-        pages().into_iter().filter(|page| *page != summary && !listed.contains(page)).collect();
+        guide_pages().into_iter().filter(|page| *page != summary && !listed.contains(page)).collect();
     assert!(missing.is_empty(), "not in SUMMARY.md: {missing:?}");
 }
 
 #[test]
 fn the_readme_is_short() {
-    let words = fs::read_to_string(root().join("README.md")).expect("it exists").split_whitespace().count();
+    let words = text_of(&root().join("README.md")).split_whitespace().count();
     assert!(words <= README_WORDS, "{words} words");
 }
 
-/// SQLite understands the statements for PostgreSQL.
+/// What a newcomer asks first is answered by the README, or by a page that it or the front page of the guide links to.
 #[test]
-fn the_sql_for_fencing_rejects_a_late_write() {
-    let page = Page::read(&root().join("docs/guide/fencing.md"));
-    let sql = page.code.get("sql").and_then(|blocks| blocks.first()).expect("it has SQL");
-    let mut statements = sql.split(";\n").map(str::trim).filter(|statement| !statement.is_empty());
-    let mut next = || statements.next().expect("it has three statements");
-    let (create, read, write) = (next(), next(), next());
-    let database = Connection::open_in_memory().expect("SQLite works");
-    database.execute(create, ()).expect("the table is created");
-    database.execute("INSERT INTO machine (id) VALUES ('machine:42')", ()).expect("the row is inserted");
-    let reads = |token: i64| {
-        let mut statement = database.prepare(read).expect("it can be prepared");
-        statement.query_map(params![token], |row| row.get::<_, String>(0)).expect("it runs").count()
-    };
-    let writes = |token: i64| database.execute(write, params![token]).expect("it runs");
-    assert_eq!((reads(5), writes(5)), (1, 1), "the holder");
-    assert_eq!(reads(7), 1, "the next holder");
-    assert_eq!((reads(5), writes(5)), (0, 0), "the first one, late");
-    assert_eq!((writes(7), writes(7)), (1, 1), "as often as it likes");
-}
-
-/// A page, as a reader sees it.
-#[derive(Debug, Default)]
-struct Page {
-    links: Vec<String>,
-    /// The anchors of its headings.
-    headings: BTreeSet<String>,
-    /// By language.
-    code: BTreeMap<String, Vec<String>>,
-}
-
-impl Page {
-    fn read(path: &Path) -> Self {
-        let text = fs::read_to_string(path).unwrap_or_else(|error| panic!("{}: {error}", path.display()));
-        let mut page = Self::default();
-        let (mut heading, mut code) = (None::<String>, None::<(String, String)>);
-        for event in Parser::new_ext(&text, Options::ENABLE_TABLES) {
-            match event {
-                Event::Start(Tag::Link { dest_url, .. } | Tag::Image { dest_url, .. }) => {
-                    page.links.push(dest_url.into())
-                }
-                Event::Start(Tag::Heading { .. }) => heading = Some(String::new()),
-                Event::End(TagEnd::Heading(_)) => page.headings.extend(heading.take().as_deref().map(anchor)),
-                Event::Start(Tag::CodeBlock(CodeBlockKind::Fenced(language))) => {
-                    code = Some((language.into(), String::new()));
-                }
-                Event::End(TagEnd::CodeBlock) => {
-                    if let Some((language, text)) = code.take() {
-                        page.code.entry(language).or_default().push(text);
-                    }
-                }
-                Event::Text(text) | Event::Code(text) => {
-                    if let Some((_, code)) = &mut code {
-                        code.push_str(&text);
-                    } else if let Some(heading) = &mut heading {
-                        heading.push_str(&text);
-                    }
-                }
-                _ => {}
-            }
-        }
-        page
+fn answers_are_two_clicks_away() {
+    let front: Vec<_> = [root().join("README.md"), root().join("docs/README.md")]
+        .iter()
+        .flat_map(|path| Page::read(path).links)
+        .collect();
+    for answer in [
+        "guide/choosing.md#which-store",
+        "guide/guarantees.md#the-holder-is-paused-for-longer-than-its-lease",
+        "guide/ttl.md",
+        "guide/operating.md#who-holds-it",
+    ] {
+        assert!(front.iter().any(|link| link.ends_with(answer)), "{answer} is not linked to");
     }
 }
 
-/// As GitHub makes it.
-fn anchor(heading: &str) -> String {
-    let kept = heading.to_lowercase();
-    let kept = kept.chars().filter(|c| c.is_alphanumeric() || matches!(c, ' ' | '-' | '_'));
-    kept.map(|c| if c == ' ' { '-' } else { c }).collect()
-}
-
-fn root() -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("../..").canonicalize().expect("the repository exists")
-}
-
-/// The README, the other pages beside it, and all pages in `docs/`.
-fn pages() -> Vec<PathBuf> {
-    let mut found = ["README.md", "CONTRIBUTING.md", "SECURITY.md"].map(|page| root().join(page)).to_vec();
-    let mut folders = vec![root().join("docs")];
-    while let Some(folder) = folders.pop() {
-        for entry in fs::read_dir(folder).expect("it can be read") {
-            let path = entry.expect("it can be read").path();
-            if path.is_dir() {
-                folders.push(path);
-            } else if path.extension().is_some_and(|extension| extension == "md") {
-                found.push(path);
-            }
-        }
-    }
-    found
+/// Whoever is woken by a line in the log finds it in the guide.
+#[test]
+fn every_line_in_the_log_is_explained() {
+    let read = |page: &str| text_of(&root().join("docs/guide").join(page));
+    let (events, explained) = (read("observability.md"), read("trouble.md"));
+    let rows = events.lines().filter(|line| line.starts_with("| `leasehold::"));
+    let levels = ["INFO", "WARN", "ERROR"];
+    let mut messages = rows.filter_map(|row| {
+        let cells: Vec<_> = row.split(" | ").collect();
+        (cells.len() > 2 && levels.contains(&cells[1])).then(|| cells[2])
+    });
+    let count = messages.clone().count();
+    assert!(count > 30, "only {count} were found");
+    assert_eq!(messages.find(|message| !explained.contains(message)), None, "in trouble.md");
 }

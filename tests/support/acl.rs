@@ -1,10 +1,10 @@
-//! Whether clients log in as the user of `docs/acl.md`, who has the rights that are needed and no others.
+//! Whether clients log in as the user of `docs/stores/acl.md`, who has the rights that are needed and no others.
 
 use std::env;
 
 /// Set to 1, clients are that user; commands by hand are sent by the default user in any case.
 const ACL: &str = "LEASEHOLD_TEST_ACL";
-const DOCS: &str = include_str!("../../docs/acl.md");
+const DOCS: &str = include_str!("../../docs/stores/acl.md");
 /// With characters that are encoded in URLs.
 const PASSWORD: &str = "p@ss:word";
 
@@ -45,5 +45,5 @@ pub(crate) fn rules() -> Vec<String> {
 pub(crate) fn more_rules(right: &str) -> Vec<String> {
     let all = commands();
     let found = all[1..].iter().find(|words| words.iter().any(|word| word == right));
-    found.unwrap_or_else(|| panic!("docs/acl.md does not say what {right} is for"))[3..].to_vec()
+    found.unwrap_or_else(|| panic!("docs/stores/acl.md does not say what {right} is for"))[3..].to_vec()
 }

@@ -1,7 +1,7 @@
 //! Changing one resource: the change is computed from what is known, stored if that is still current, and otherwise
 //! computed again.
 //!
-//! `docs/etcd.md` has a picture of this.
+//! `docs/stores/etcd.md` has a picture of this.
 
 use std::collections::BTreeSet;
 use std::time::Duration;

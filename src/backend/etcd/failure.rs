@@ -33,7 +33,7 @@ const LOGGED_OUT: Class = Class { remedy: Remedy::Reconnect, is_broken: true, is
 const NO_ANSWER: Class = Class { remedy: Remedy::Wait, is_broken: true, is_certain: false };
 const NEVER: Class = Class { remedy: Remedy::Fix, is_broken: false, is_certain: true };
 
-/// What etcd says, in the order in which it is looked for. The same table is in `docs/etcd.md`.
+/// What etcd says, in the order in which it is looked for. The same table is in `docs/stores/etcd.md`.
 const TABLE: [(&str, Class); 19] = [
     (NO_LEASE, Class { remedy: Remedy::Repeat, is_broken: false, is_certain: true }),
     ("database space exceeded", NOT_NOW),

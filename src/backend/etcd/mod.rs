@@ -78,7 +78,7 @@ const MIN_TTL: Duration = Duration::from_secs(2);
 
 /// Leases in an etcd cluster.
 ///
-/// Each client has one connection, to one member. See `docs/etcd.md` for what this store guarantees and what it does
+/// Each client has one connection, to one member. See `docs/stores/etcd.md` for what this store guarantees and what it does
 /// not.
 pub struct EtcdBackend(LedgerBackend<EtcdStore>);
 

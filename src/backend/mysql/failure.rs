@@ -6,7 +6,7 @@ use mysql_async::{DriverError, Error, IoError, ServerError};
 
 use crate::backend::records::{Failure, Remedy};
 
-/// The numbers of errors, as in the manuals of MySQL and MariaDB; `docs/mysql.md` has them all in one table.
+/// The numbers of errors, as in the manuals of MySQL and MariaDB; `docs/stores/mysql.md` has them all in one table.
 mod code {
     /// Another client was changing the same rows, or the statement was interrupted. The last is MariaDB's: changed
     /// since it was read.

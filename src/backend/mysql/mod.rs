@@ -51,7 +51,7 @@ pub use settings::MysqlPush;
 /// Leases in a table of a MySQL or MariaDB database.
 ///
 /// Each client has two connections, one for changes and one that watches the rows it waits for, and opens more to wait
-/// for named locks, and for changes while they are held up by locked rows. See `docs/mysql.md` for what this store
+/// for named locks, and for changes while they are held up by locked rows. See `docs/stores/mysql.md` for what this store
 /// guarantees and what it does not.
 pub struct MysqlBackend(LedgerBackend<Store<Mysql>>);
 

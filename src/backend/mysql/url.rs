@@ -152,7 +152,7 @@ mod tests {
 
     #[test]
     fn every_option_is_documented() {
-        assert_documented(OPTIONS, include_str!("../../../docs/mysql.md"));
+        assert_documented(OPTIONS, include_str!("../../../docs/stores/mysql.md"));
     }
 
     #[test]

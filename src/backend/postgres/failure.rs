@@ -32,7 +32,7 @@ fn said_by_server(said: &DbError) -> Failure {
     if said.message().contains("statement pooling mode") {
         return Failure { why: POOLER.to_owned(), ..failure(Remedy::Fix, true) };
     }
-    // The same table is in docs/postgres.md.
+    // The same table is in docs/stores/postgres.md.
     if is_fatal {
         let remedy = match code.code() {
             "3D000" => Remedy::Fix,

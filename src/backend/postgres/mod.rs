@@ -48,7 +48,7 @@ pub use schema::SCHEMA;
 /// Leases in a table of a PostgreSQL database.
 ///
 /// Each client has two connections, one for changes and one for notifications, and opens more for changes while changes
-/// are held up by locked rows. See `docs/postgres.md` for what this store guarantees and what it does not.
+/// are held up by locked rows. See `docs/stores/postgres.md` for what this store guarantees and what it does not.
 pub struct PostgresBackend(LedgerBackend<Store<Postgres>>);
 
 backend_on_ledger!(PostgresBackend);

@@ -111,7 +111,7 @@ mod tests {
 
     #[test]
     fn every_option_is_documented() {
-        assert_documented(OPTIONS, include_str!("../../../docs/postgres.md"));
+        assert_documented(OPTIONS, include_str!("../../../docs/stores/postgres.md"));
     }
 
     #[test]

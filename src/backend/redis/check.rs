@@ -142,7 +142,7 @@ async fn denied(link: &dyn Link, expected: &Expected) -> Result<Vec<String>, Cal
     if expected.has_replicas {
         denied.extend(denies(link, &["WAIT", "0", "0"]).await?);
     }
-    // Under the default prefix, so that a user with only the permissions of `docs/acl.md` may use it.
+    // Under the default prefix, so that a user with only the permissions of `docs/stores/acl.md` may use it.
     let key = format!("{{lock:leasehold-check-{}}}", uuid::Uuid::new_v4().simple());
     match command(link, &["EVAL", TRY_COMMANDS, "1", &key, COMMANDS, &expected.channel]).await {
         Ok(answer) => {

@@ -1,4 +1,4 @@
-//! Answers of a server that declines, by how long that lasts: the table in `docs/redis.md`.
+//! Answers of a server that declines, by how long that lasts: the table in `docs/stores/redis.md`.
 
 /// How errors begin, or what they contain, that a server sends for a reason that can be over within seconds. Nothing
 /// has been executed: a script is told before its first write, and after it is no longer told.
@@ -72,7 +72,7 @@ mod tests {
 
     #[test]
     fn the_documentation_names_each_of_them() {
-        let path = concat!(env!("CARGO_MANIFEST_DIR"), "/docs/redis.md");
+        let path = concat!(env!("CARGO_MANIFEST_DIR"), "/docs/stores/redis.md");
         let documented = std::fs::read_to_string(path).unwrap();
         for words in NOT_NOW {
             assert!(documented.contains(words.trim_end()), "{words}");

@@ -58,7 +58,7 @@ mod tests {
 
     #[test]
     fn every_option_is_documented() {
-        assert_documented(OPTIONS, include_str!("../../../docs/redlock.md"));
+        assert_documented(OPTIONS, include_str!("../../../docs/stores/redlock.md"));
     }
 
     #[test]

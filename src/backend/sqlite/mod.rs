@@ -16,7 +16,7 @@
 //! # Ok(()) }
 //! ```
 //!
-//! `docs/sqlite.md` describes what such a lock guarantees and what it does not, the permissions it needs, and the
+//! `docs/stores/sqlite.md` describes what such a lock guarantees and what it does not, the permissions it needs, and the
 //! contents of the file.
 
 // | file | content |
@@ -75,7 +75,7 @@ pub use schema::SCHEMA;
 /// Leases in an SQLite file, for the processes of one machine.
 ///
 /// Each client has its own thread, the only one of its threads that uses the file, and a UDP socket on the loopback
-/// interface, to which other clients send the grants that they make to it. See `docs/sqlite.md` for what this store
+/// interface, to which other clients send the grants that they make to it. See `docs/stores/sqlite.md` for what this store
 /// guarantees and what it does not.
 pub struct SqliteBackend(LedgerBackend<SqliteStore>);
 

@@ -60,7 +60,7 @@ mod tests {
 
     #[test]
     fn every_option_is_documented() {
-        assert_documented(OPTIONS, include_str!("../../../docs/sqlite.md"));
+        assert_documented(OPTIONS, include_str!("../../../docs/stores/sqlite.md"));
     }
 
     #[test]

@@ -1,6 +1,6 @@
 //! Changing keys: reading what is there, and writing it if nobody else has changed it in the meantime.
 //!
-//! `docs/zookeeper.md` has a picture of this.
+//! `docs/stores/zookeeper.md` has a picture of this.
 
 use std::sync::Arc;
 

@@ -74,7 +74,7 @@ pub use builder::ZookeeperBuilder;
 
 /// Leases in the nodes of a ZooKeeper server or ensemble.
 ///
-/// Each client has one session. See `docs/zookeeper.md` for what this store guarantees and what it does not.
+/// Each client has one session. See `docs/stores/zookeeper.md` for what this store guarantees and what it does not.
 pub struct ZookeeperBackend(LedgerBackend<ZookeeperStore>);
 
 backend_on_ledger!(ZookeeperBackend);

@@ -75,7 +75,7 @@ mod tests {
 
     #[test]
     fn every_option_is_documented() {
-        assert_documented(OPTIONS, include_str!("../../../docs/zookeeper.md"));
+        assert_documented(OPTIONS, include_str!("../../../docs/stores/zookeeper.md"));
     }
 
     #[test]

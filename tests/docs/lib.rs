@@ -1,0 +1,27 @@
+//! The README and the guide, whose examples in Rust are tests.
+#![cfg(doctest)]
+
+macro_rules! examples {
+    ($($page:ident = $path:literal),* $(,)?) => {
+        $(
+            #[doc = include_str!(concat!("../../", $path))]
+            struct $page;
+        )*
+    };
+}
+
+examples! {
+    Readme = "README.md",
+    Election = "docs/guide/election.md",
+    Fencing = "docs/guide/fencing.md",
+    Limits = "docs/guide/limits.md",
+    Migrating = "docs/guide/migrating.md",
+    Observability = "docs/guide/observability.md",
+    Operating = "docs/guide/operating.md",
+    OwnStore = "docs/guide/own_store.md",
+    Redlock = "docs/stores/redlock.md",
+    Service = "docs/guide/service.md",
+    Shutdown = "docs/guide/shutdown.md",
+    Testing = "docs/guide/testing.md",
+    Ttl = "docs/guide/ttl.md",
+}
