@@ -235,6 +235,10 @@ use crate::semaphore::CountingSemaphore;
 ///
 /// When the last handle (client, primitive or guard) is dropped, pending releases are sent and the connections are
 /// closed. To wait for that, call [`shutdown`](Self::shutdown).
+#[doc(alias = "connection")]
+#[doc(alias = "pool")]
+#[doc(alias = "lock manager")]
+#[doc(alias = "redisson")]
 #[derive(Clone)]
 pub struct Client {
     pub(crate) engine: Arc<Engine>,
@@ -263,6 +267,14 @@ impl Client {
     /// All schemes that begin with `redis` also exist with `valkey`. User name, password, host and path are
     /// percent-decoded; the host of a Unix socket is ignored. The client connects to sentinels without credentials;
     /// the credentials in the URL are for the servers that the sentinels watch.
+    ///
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> Result<(), leasehold::Error> {
+    /// let client = leasehold::Client::connect("memory:").await?; // or "redis://127.0.0.1:6379", "postgres://…"
+    /// assert!(client.state().status.is_connected());
+    /// # Ok(()) }
+    /// ```
     ///
     /// # Errors
     ///
@@ -293,6 +305,12 @@ impl Client {
     /// disconnected, its state gives the reason, and calls fail with [`Error::StoreRefused`]. Missing permissions are
     /// detected by the first call.
     ///
+    /// ```
+    /// let client = leasehold::Client::connect_lazy("memory:")?; // returns at once, whether or not the store is there
+    /// # drop(client);
+    /// # Ok::<(), leasehold::Error>(())
+    /// ```
+    ///
     /// # Errors
     ///
     /// [`Error::InvalidArgument`] and [`Error::Unsupported`], as for [`connect`](Self::connect).
@@ -303,12 +321,13 @@ impl Client {
 
     /// A client of the store that `url` names, with options: see [`ClientBuilder`].
     ///
-    /// ```no_run
-    /// # use leasehold::Client;
-    /// # async fn example() -> Result<(), leasehold::Error> {
-    /// let client = Client::builder("postgres://app@db.example/locks").fail_fast(true).connect().await?;
-    /// # Ok(())
-    /// # }
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> Result<(), leasehold::Error> {
+    /// # let url = "memory:"; // such as "postgres://app@db.example/locks"
+    /// let client = leasehold::Client::builder(url).label("importer-2").fail_fast(true).connect().await?;
+    /// # drop(client);
+    /// # Ok(()) }
     /// ```
     pub fn builder(url: impl Into<String>) -> ClientBuilder {
         ClientBuilder::new(Source::Url(url.into()))
@@ -332,6 +351,15 @@ impl Client {
     }
 
     /// Creates a client of a new, empty store in the memory of this process.
+    ///
+    /// ```
+    /// # use leasehold::Client;
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> Result<(), leasehold::Error> {
+    /// let client = Client::memory(); // for tests: nothing to start, and it follows tokio's paused clock
+    /// assert!(client.mutex("machine:42")?.try_lock().await?.is_some());
+    /// # Ok(()) }
+    /// ```
     #[must_use]
     pub fn memory() -> Self {
         Self::with_backend(Arc::new(MemoryBackend::new()))
@@ -340,6 +368,19 @@ impl Client {
     /// Creates a client of any store that meets the [contract](crate::backend).
     ///
     /// The client takes over the backend: shutting down the client closes the backend, even if other clients use it.
+    ///
+    /// ```
+    /// # use std::sync::Arc;
+    /// # use leasehold::{Client, MemoryBackend};
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> Result<(), leasehold::Error> {
+    /// let store = MemoryBackend::new();
+    /// let (api, worker) = (Client::with_backend(Arc::new(store.peer())), Client::with_backend(Arc::new(store)));
+    /// let guard = api.mutex("machine:42")?.lock().await?;
+    /// assert!(worker.mutex("machine:42")?.try_lock().await?.is_none()); // two clients, as in two processes
+    /// # drop(guard);
+    /// # Ok(()) }
+    /// ```
     #[must_use]
     pub fn with_backend(backend: Arc<dyn Backend>) -> Self {
         Self::new(backend, Some(label::default_label()), Defaults::default())
@@ -351,6 +392,15 @@ impl Client {
 
     /// The same client, whose locks have these options unless they are created with others. Existing locks and other
     /// clones of the client are not affected. [`ClientBuilder::mutex_options`] does the same.
+    ///
+    /// ```
+    /// # use std::time::Duration;
+    /// # use leasehold::{Client, MutexOptions};
+    /// let brief = Client::memory().with_mutex_options(MutexOptions::new().ttl(Duration::from_secs(5)));
+    /// let mutex = brief.mutex("machine:42")?; // with a TTL of 5 s
+    /// # drop(mutex);
+    /// # Ok::<(), leasehold::Error>(())
+    /// ```
     #[must_use]
     pub fn with_mutex_options(mut self, options: MutexOptions) -> Self {
         Arc::make_mut(&mut self.defaults).mutex = options;
@@ -359,6 +409,14 @@ impl Client {
 
     /// The same client, whose semaphores have these options unless they are created with others.
     /// [`ClientBuilder::semaphore_options`] does the same.
+    ///
+    /// ```
+    /// # use leasehold::{Client, OnOtherLimit, SemaphoreOptions};
+    /// let options = SemaphoreOptions::new().on_other_limit(OnOtherLimit::Follow);
+    /// let semaphore = Client::memory().with_semaphore_options(options).counting_semaphore("api", 20)?;
+    /// # drop(semaphore);
+    /// # Ok::<(), leasehold::Error>(())
+    /// ```
     #[must_use]
     pub fn with_semaphore_options(mut self, options: SemaphoreOptions) -> Self {
         Arc::make_mut(&mut self.defaults).semaphore = options;
@@ -403,6 +461,15 @@ impl Client {
     }
 
     /// The options that semaphores of this client have by default.
+    ///
+    /// ```
+    /// # use std::time::Duration;
+    /// # let client = leasehold::Client::memory();
+    /// let patient = client.semaphore_options().ttl(Duration::from_secs(120));
+    /// let semaphore = client.counting_semaphore_with("exports", 2, patient)?;
+    /// # drop(semaphore);
+    /// # Ok::<(), leasehold::Error>(())
+    /// ```
     pub fn semaphore_options(&self) -> SemaphoreOptions {
         self.defaults.semaphore.clone()
     }
@@ -410,14 +477,38 @@ impl Client {
     /// Returns the mutex called `name`, with default options. No I/O: nothing exists in the store until it is
     /// locked.
     ///
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> Result<(), leasehold::Error> {
+    /// # let client = leasehold::Client::memory();
+    /// let guard = client.mutex("machine:42")?.lock().await?;
+    /// assert_eq!(guard.name(), "machine:42");
+    /// # Ok(()) }
+    /// ```
+    ///
     /// # Errors
     ///
     /// [`Error::InvalidArgument`] if `name` is empty or longer than 512 bytes.
+    #[doc(alias = "lock")]
+    #[doc(alias = "advisory lock")]
+    #[doc(alias = "GET_LOCK")]
+    #[doc(alias = "pg_advisory_lock")]
+    #[doc(alias = "SETNX")]
+    #[doc(alias = "flock")]
     pub fn mutex(&self, name: &str) -> Result<DistMutex, Error> {
         self.mutex_with(name, self.mutex_options())
     }
 
     /// Returns the mutex called `name`, with the given options. No I/O.
+    ///
+    /// ```
+    /// # use std::time::Duration;
+    /// # let client = leasehold::Client::memory();
+    /// let options = client.mutex_options().ttl(Duration::from_secs(10)).prefix("shop:");
+    /// let cart = client.mutex_with("cart:7", options)?;
+    /// # drop(cart);
+    /// # Ok::<(), leasehold::Error>(())
+    /// ```
     ///
     /// # Errors
     ///
@@ -431,6 +522,16 @@ impl Client {
     /// Returns the reentrant lock called `name` for the owner called `owner`, with default options. No I/O. It is the
     /// same lock as the mutex of that name.
     ///
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> Result<(), leasehold::Error> {
+    /// # let client = leasehold::Client::memory();
+    /// let order = client.reentrant_lock("stock", "order-42")?;
+    /// let (outer, inner) = (order.lock().await?, order.lock().await?); // the same owner does not wait for itself
+    /// assert_eq!(outer.token(), inner.token());
+    /// # Ok(()) }
+    /// ```
+    ///
     /// # Errors
     ///
     /// [`Error::InvalidArgument`] if `name` or `owner` is empty or longer than 512 bytes.
@@ -439,6 +540,15 @@ impl Client {
     }
 
     /// Returns the reentrant lock called `name` for the owner called `owner`, with the given options. No I/O.
+    ///
+    /// ```
+    /// # use std::time::Duration;
+    /// # let client = leasehold::Client::memory();
+    /// let options = client.mutex_options().ttl(Duration::from_secs(10));
+    /// let order = client.reentrant_lock_with("stock", "order-42", options)?;
+    /// assert_eq!(order.owner(), "order-42");
+    /// # Ok::<(), leasehold::Error>(())
+    /// ```
     ///
     /// # Errors
     ///
@@ -455,15 +565,39 @@ impl Client {
     /// Returns the counting semaphore called `name` with `limit` permits and default options. No I/O: the first request
     /// checks whether the limit is the one in force.
     ///
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> Result<(), leasehold::Error> {
+    /// # let client = leasehold::Client::memory();
+    /// let calls = client.counting_semaphore("slow-service", 5)?; // at most 5 at a time, in all processes
+    /// let permit = calls.acquire().await?;
+    /// assert_eq!(calls.available().await?, 4);
+    /// # drop(permit);
+    /// # Ok(()) }
+    /// ```
+    ///
     /// # Errors
     ///
     /// [`Error::InvalidArgument`] if `limit` is 0, or as for [`mutex`](Self::mutex). [`Error::Unsupported`] if the
     /// store does not support semaphores (Redlock does not).
+    #[doc(alias = "semaphore")]
+    #[doc(alias = "rate limit")]
+    #[doc(alias = "concurrency limit")]
     pub fn counting_semaphore(&self, name: &str, limit: u32) -> Result<CountingSemaphore, Error> {
         self.counting_semaphore_with(name, limit, self.semaphore_options())
     }
 
     /// Returns the counting semaphore called `name`, with the given options. No I/O.
+    ///
+    /// ```
+    /// # use std::time::Duration;
+    /// # use leasehold::SemaphoreOptions;
+    /// # let client = leasehold::Client::memory();
+    /// let options = SemaphoreOptions::new().ttl(Duration::from_secs(10));
+    /// let calls = client.counting_semaphore_with("slow-service", 5, options)?;
+    /// assert_eq!(calls.limit(), 5);
+    /// # Ok::<(), leasehold::Error>(())
+    /// ```
     ///
     /// # Errors
     ///
@@ -480,6 +614,16 @@ impl Client {
 
     /// Returns the fair semaphore called `name` with `limit` permits and default options. No I/O.
     ///
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> Result<(), leasehold::Error> {
+    /// # let client = leasehold::Client::memory();
+    /// let gate = client.fair_semaphore("gate", 2)?;
+    /// let both = gate.acquire_many(2).await?; // strictly in turn: no later request overtakes this one
+    /// # drop(both);
+    /// # Ok(()) }
+    /// ```
+    ///
     /// # Errors
     ///
     /// As for [`counting_semaphore`](Self::counting_semaphore).
@@ -488,6 +632,16 @@ impl Client {
     }
 
     /// Returns the fair semaphore called `name`, with the given options. No I/O.
+    ///
+    /// ```
+    /// # use std::time::Duration;
+    /// # use leasehold::SemaphoreOptions;
+    /// # let client = leasehold::Client::memory();
+    /// let options = SemaphoreOptions::new().max_hold(Duration::from_secs(60));
+    /// let gate = client.fair_semaphore_with("gate", 2, options)?;
+    /// assert_eq!(gate.limit(), 2);
+    /// # Ok::<(), leasehold::Error>(())
+    /// ```
     ///
     /// # Errors
     ///
@@ -668,6 +822,16 @@ impl Client {
     /// guards lose their leases, everything is released in the store, and the connections are closed. Later requests
     /// fail with [`Error::Closed`].
     ///
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> Result<(), leasehold::Error> {
+    /// # let client = leasehold::Client::memory();
+    /// let guard = client.mutex("machine:42")?.lock().await?;
+    /// client.shutdown().await?; // released, even though the guard still exists
+    /// assert!(!guard.is_held());
+    /// # Ok(()) }
+    /// ```
+    ///
     /// # Errors
     ///
     /// [`Error::StoreUnavailable`] if the store did not confirm all releases within 4.5 s: it says how many are left,
@@ -685,6 +849,19 @@ impl Client {
 }
 
 /// The options of a client: see [`Client::builder`].
+///
+/// ```
+/// # use leasehold::{Client, MutexOptions};
+/// # #[tokio::main(flavor = "current_thread")]
+/// # async fn main() -> Result<(), leasehold::Error> {
+/// let client = Client::builder("memory:")
+///     .label("importer-2")
+///     .mutex_options(MutexOptions::new().prefix("shop:"))
+///     .connect()
+///     .await?;
+/// # drop(client);
+/// # Ok(()) }
+/// ```
 #[cfg_attr(feature = "serde", doc = include_str!("config.md"))]
 #[derive(Clone)]
 #[must_use = "a builder does nothing until `connect`"]
@@ -723,6 +900,12 @@ impl ClientBuilder {
     /// Default: false. Then `try_lock` tries for 4 s, `lock` for 30 s or four TTLs, whichever is longer, and
     /// `lock_timeout` for as long as `lock` or until its time is up; a restart or a failover in the meantime delays
     /// them but is not an error.
+    ///
+    /// ```
+    /// let client = leasehold::Client::builder("memory:").fail_fast(true).connect_lazy()?;
+    /// # drop(client);
+    /// # Ok::<(), leasehold::Error>(())
+    /// ```
     pub const fn fail_fast(mut self, fail_fast: bool) -> Self {
         self.fail_fast = fail_fast;
         self
@@ -752,18 +935,43 @@ impl ClientBuilder {
 
     /// The options of locks that are created without any, such as a TTL and a prefix for all locks of a service. They
     /// are validated when a lock is created.
+    ///
+    /// ```
+    /// # use std::time::Duration;
+    /// # use leasehold::{Client, MutexOptions};
+    /// let options = MutexOptions::new().prefix("shop:").ttl(Duration::from_secs(10));
+    /// let client = Client::builder("memory:").mutex_options(options).connect_lazy()?;
+    /// # drop(client);
+    /// # Ok::<(), leasehold::Error>(())
+    /// ```
     pub fn mutex_options(mut self, options: MutexOptions) -> Self {
         self.defaults.mutex = options;
         self
     }
 
     /// The options of semaphores that are created without any.
+    ///
+    /// ```
+    /// # use leasehold::{Client, OnOtherLimit, SemaphoreOptions};
+    /// let options = SemaphoreOptions::new().on_other_limit(OnOtherLimit::Follow);
+    /// let client = Client::builder("memory:").semaphore_options(options).connect_lazy()?;
+    /// # drop(client);
+    /// # Ok::<(), leasehold::Error>(())
+    /// ```
     pub fn semaphore_options(mut self, options: SemaphoreOptions) -> Self {
         self.defaults.semaphore = options;
         self
     }
 
     /// Connects.
+    ///
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> Result<(), leasehold::Error> {
+    /// let client = leasehold::Client::builder("memory:").connect().await?;
+    /// # drop(client);
+    /// # Ok(()) }
+    /// ```
     ///
     /// # Errors
     ///
@@ -784,6 +992,12 @@ impl ClientBuilder {
     }
 
     /// Creates a client that connects on first use and keeps retrying. Needs no runtime.
+    ///
+    /// ```
+    /// let client = leasehold::Client::builder("memory:").connect_lazy()?; // the store may start later
+    /// # drop(client);
+    /// # Ok::<(), leasehold::Error>(())
+    /// ```
     ///
     /// # Errors
     ///

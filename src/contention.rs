@@ -10,6 +10,25 @@ const NAMED: usize = 3;
 
 /// Who held something, and how many waited for it, shortly before a call gave up waiting: see
 /// [`Error::TimedOut`](crate::Error::TimedOut).
+///
+/// ```
+/// # use std::time::Duration;
+/// # use leasehold::Error;
+/// # #[tokio::main(flavor = "current_thread")]
+/// # async fn main() -> Result<(), leasehold::Error> {
+/// # let client = leasehold::Client::memory();
+/// let mutex = client.mutex("machine:42")?.with_note("merge");
+/// let guard = mutex.lock().await?;
+/// match mutex.lock_timeout(Duration::from_millis(150)).await {
+///     Err(Error::TimedOut { contention: Some(contention), .. }) => {
+///         println!("{contention}"); // such as: held by api-7 (pid 4711) for 12 s, 3 wait
+///         assert_eq!(contention.holders[0].note.as_deref(), Some("merge"));
+///     }
+///     other => panic!("{other:?}"),
+/// }
+/// # drop(guard);
+/// # Ok(()) }
+/// ```
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Contention {

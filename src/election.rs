@@ -53,12 +53,27 @@ const LOOK: Duration = Duration::from_secs(1);
 /// The next candidate leads when the lease of the leader has expired: within one TTL ([`MutexOptions::ttl`], 30 s by
 /// default). A leader that was paused for longer than that may act once more before it notices. If that would do harm,
 /// let the resource compare [tokens](Leadership::token).
+#[doc(alias = "leader")]
+#[doc(alias = "leader election")]
+#[doc(alias = "primary")]
+#[doc(alias = "active/passive")]
 #[derive(Clone)]
 pub struct Election {
     primitive: Primitive,
 }
 
 /// Who leads.
+///
+/// ```
+/// # #[tokio::main(flavor = "current_thread")]
+/// # async fn main() -> Result<(), leasehold::Error> {
+/// # let client = leasehold::Client::memory();
+/// let election = client.election("ingest")?;
+/// let leadership = election.campaign("10.0.0.7:8080").await?;
+/// let leader = election.leader().await?.expect("there is one");
+/// assert_eq!((leader.value.as_str(), leader.token), ("10.0.0.7:8080", leadership.token()));
+/// # Ok(()) }
+/// ```
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub struct Leader {
@@ -76,14 +91,34 @@ impl Client {
     /// ([`mutex_options`](Self::mutex_options)), except that it is not passed on within the client. Its key begins with
     /// their prefix, if one is set, and `election:`. No I/O.
     ///
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> Result<(), leasehold::Error> {
+    /// # let client = leasehold::Client::memory();
+    /// let leadership = client.election("ingest")?.campaign("10.0.0.7:8080").await?; // waits until this one leads
+    /// leadership.resign().await?;
+    /// # Ok(()) }
+    /// ```
+    ///
     /// # Errors
     ///
     /// [`Error::InvalidArgument`] if `name` is empty or longer than 512 bytes, or an option is out of bounds.
+    #[doc(alias = "leader")]
+    #[doc(alias = "leader election")]
     pub fn election(&self, name: &str) -> Result<Election, Error> {
         self.election_with(name, self.mutex_options())
     }
 
     /// The election called `name`, whose lease has these options. No I/O.
+    ///
+    /// ```
+    /// # use std::time::Duration;
+    /// # let client = leasehold::Client::memory();
+    /// let brief = client.mutex_options().ttl(Duration::from_secs(5)); // another leads 5 s after this one has died
+    /// let election = client.election_with("ingest", brief)?;
+    /// # drop(election);
+    /// # Ok::<(), leasehold::Error>(())
+    /// ```
     ///
     /// # Errors
     ///
@@ -103,6 +138,15 @@ impl Election {
     }
 
     /// Waits until this candidate leads. `value` is what others see of it: an address, for instance.
+    ///
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> Result<(), leasehold::Error> {
+    /// # let client = leasehold::Client::memory();
+    /// let leadership = client.election("ingest")?.campaign("10.0.0.7:8080").await?;
+    /// assert_eq!(leadership.value(), "10.0.0.7:8080");
+    /// # Ok(()) }
+    /// ```
     ///
     /// # Errors
     ///
@@ -291,6 +335,16 @@ impl fmt::Debug for Election {
 /// Leads, until this is dropped or the lease is lost.
 ///
 /// It is a [`Guard`]: what is said there about dropping and about losing the lease applies here.
+///
+/// ```
+/// # #[tokio::main(flavor = "current_thread")]
+/// # async fn main() -> Result<(), leasehold::Error> {
+/// # let client = leasehold::Client::memory();
+/// let leadership = client.election("ingest")?.campaign("10.0.0.7:8080").await?;
+/// leadership.protect(async { /* lead */ }).await?; // stops when the lease is lost
+/// leadership.resign().await?; // the next candidate leads at once
+/// # Ok(()) }
+/// ```
 #[must_use = "dropping the leadership resigns at once"]
 pub struct Leadership {
     guard: Guard,

@@ -14,6 +14,21 @@ use crate::fence::FencingToken;
 /// none of them: a report that prints the whole chain says nothing twice. The causes are in the fields.
 ///
 /// Contention is not an error: `try_lock` returns `None`, and only calls with a time limit can time out.
+///
+/// ```
+/// # use std::time::Duration;
+/// # use leasehold::Error;
+/// # #[tokio::main(flavor = "current_thread")]
+/// # async fn main() -> Result<(), leasehold::Error> {
+/// # let client = leasehold::Client::memory();
+/// match client.mutex("machine:42")?.lock_timeout(Duration::from_secs(5)).await {
+///     Ok(guard) => guard.release().await?,
+///     Err(Error::TimedOut { .. }) => println!("409: somebody else is at it"),
+///     Err(error) if error.is_retryable() => println!("503: {error}"),
+///     Err(error) => return Err(error),
+/// }
+/// # Ok(()) }
+/// ```
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub enum Error {
@@ -178,6 +193,18 @@ impl fmt::Display for Error {
 }
 
 /// Why a lease was lost.
+///
+/// ```
+/// # use leasehold::LossReason;
+/// # #[tokio::main(flavor = "current_thread")]
+/// # async fn main() -> Result<(), leasehold::Error> {
+/// # let client = leasehold::Client::memory();
+/// let mutex = client.mutex("machine:42")?;
+/// let guard = mutex.lock().await?;
+/// mutex.force_release().await?;
+/// assert_eq!(guard.lost().await, LossReason::Revoked);
+/// # Ok(()) }
+/// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum LossReason {
@@ -216,6 +243,14 @@ impl fmt::Display for LossReason {
 }
 
 /// The errors that a store reports. The text includes the cause: see [`Error`].
+///
+/// ```
+/// use leasehold::BackendError;
+///
+/// // What a store of your own reports when its connection broke before it had sent anything.
+/// let error = BackendError::NotSent { source: "connection reset".into() };
+/// assert!(error.is_transient());
+/// ```
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub enum BackendError {
@@ -309,6 +344,13 @@ impl fmt::Display for BackendError {
 }
 
 /// A node of a store on several servers, and why it failed.
+///
+/// ```
+/// use leasehold::{BackendError, NodeFailure};
+///
+/// let failure = NodeFailure::new("10.0.0.7:6379", BackendError::NotSent { source: "refused".into() });
+/// assert_eq!(failure.store, "10.0.0.7:6379");
+/// ```
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct NodeFailure {
@@ -324,6 +366,11 @@ pub type BoxError = Box<dyn std::error::Error + Send + Sync>;
 /// What caused a [`BackendError`]: any error, shared by all requests that it concerns.
 ///
 /// It is made with `into()`, from whatever can become a [`BoxError`]: an error, a `String`, a `&str`.
+///
+/// ```
+/// let cause = leasehold::Cause::from(std::io::Error::other("connection reset"));
+/// assert_eq!(cause.to_string(), "connection reset");
+/// ```
 #[derive(Clone)]
 pub struct Cause(Arc<dyn std::error::Error + Send + Sync>);
 
@@ -365,6 +412,10 @@ impl BackendError {
     }
 
     /// Whether sending the same request again may help.
+    ///
+    /// ```
+    /// assert!(!leasehold::BackendError::Closed.is_transient());
+    /// ```
     #[must_use]
     pub const fn is_transient(&self) -> bool {
         matches!(
@@ -406,6 +457,12 @@ impl Error {
     /// Whether the same call can succeed later on the same client without any intervention: the resource was taken, the
     /// store was unavailable, or the lease was lost. After a loss, acquire the resource again and begin the work again
     /// from the start.
+    ///
+    /// ```
+    /// # let client = leasehold::Client::memory();
+    /// let error = client.mutex("").expect_err("a name is not empty");
+    /// assert!(!error.is_retryable());
+    /// ```
     #[must_use]
     pub const fn is_retryable(&self) -> bool {
         matches!(self, Self::TimedOut { .. } | Self::StoreUnavailable { .. } | Self::Lost { .. })

@@ -14,20 +14,6 @@ use crate::permits::Permits;
 
 /// A [`CountingSemaphore`](crate::CountingSemaphore) in which no request overtakes another.
 ///
-/// Cheap to clone. All clones, and all fair semaphores with the same prefix and name on the same store, share their
-/// permits. (A counting semaphore of the same name is a different semaphore, because its default prefix differs.)
-///
-/// # Order
-///
-/// Requests are served strictly in the order in which they arrive at the store. A request for many permits is never
-/// starved: everything behind it waits until it is served, including requests that would fit, and `try_acquire` fails.
-/// The price is that permits may be idle meanwhile. An unreachable waiter is skipped and keeps its place; a dead one is
-/// removed within one TTL, and the waiters behind it are served.
-///
-/// # The limit, tokens, clocks
-///
-/// See [`CountingSemaphore`](crate::CountingSemaphore).
-///
 /// ```
 /// # #[tokio::main(flavor = "current_thread")]
 /// # async fn main() -> Result<(), leasehold::Error> {
@@ -46,6 +32,23 @@ use crate::permits::Permits;
 /// assert_eq!(both.await.expect("no panic")?.permits(), 2);
 /// # Ok(()) }
 /// ```
+///
+/// Cheap to clone. All clones, and all fair semaphores with the same prefix and name on the same store, share their
+/// permits. (A counting semaphore of the same name is a different semaphore, because its default prefix differs.)
+///
+/// # Order
+///
+/// Requests are served strictly in the order in which they arrive at the store. A request for many permits is never
+/// starved: everything behind it waits until it is served, including requests that would fit, and `try_acquire` fails.
+/// The price is that permits may be idle meanwhile. An unreachable waiter is skipped and keeps its place; a dead one is
+/// removed within one TTL, and the waiters behind it are served.
+///
+/// # The limit, tokens, clocks
+///
+/// See [`CountingSemaphore`](crate::CountingSemaphore).
+#[doc(alias = "semaphore")]
+#[doc(alias = "queue")]
+#[doc(alias = "fifo")]
 #[derive(Clone)]
 pub struct FairSemaphore {
     permits: Permits,
@@ -80,6 +83,15 @@ impl FairSemaphore {
     /// If the store stops answering in the meantime, the call keeps waiting, because the queue usually survives an
     /// outage; see the errors for how long.
     ///
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> Result<(), leasehold::Error> {
+    /// # let client = leasehold::Client::memory();
+    /// let permit = client.fair_semaphore("printer", 5)?.acquire().await?; // waits as long as necessary
+    /// # drop(permit);
+    /// # Ok(()) }
+    /// ```
+    ///
     /// # Errors
     ///
     /// As for [`CountingSemaphore::acquire`](crate::CountingSemaphore::acquire).
@@ -98,6 +110,15 @@ impl FairSemaphore {
 
     /// Acquires `permits` permits together, under one guard, waiting as long as necessary until it is their turn and
     /// all of them are free.
+    ///
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> Result<(), leasehold::Error> {
+    /// # let client = leasehold::Client::memory();
+    /// let three = client.fair_semaphore("printer", 5)?.acquire_many(3).await?; // all or nothing
+    /// assert_eq!(three.permits(), 3);
+    /// # Ok(()) }
+    /// ```
     ///
     /// # Errors
     ///
@@ -119,6 +140,17 @@ impl FairSemaphore {
     /// If this client has just dropped a guard of the same semaphore, the call first waits for its release, for up to 1
     /// s.
     ///
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> Result<(), leasehold::Error> {
+    /// # let client = leasehold::Client::memory();
+    /// match client.fair_semaphore("printer", 5)?.try_acquire().await? {
+    ///     Some(permit) => permit.release().await?,
+    ///     None => println!("all are taken"),
+    /// }
+    /// # Ok(()) }
+    /// ```
+    ///
     /// # Errors
     ///
     /// As for [`CountingSemaphore::try_acquire`](crate::CountingSemaphore::try_acquire).
@@ -135,6 +167,15 @@ impl FairSemaphore {
     }
 
     /// Acquires `permits` permits together if that many are free and nobody is waiting.
+    ///
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> Result<(), leasehold::Error> {
+    /// # let client = leasehold::Client::memory();
+    /// let three = client.fair_semaphore("printer", 5)?.try_acquire_many(3).await?;
+    /// assert!(three.is_some());
+    /// # Ok(()) }
+    /// ```
     ///
     /// # Errors
     ///
@@ -153,6 +194,16 @@ impl FairSemaphore {
 
     /// Acquires one permit, waiting for at most `timeout`.
     ///
+    /// ```
+    /// # use std::time::Duration;
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> Result<(), leasehold::Error> {
+    /// # let client = leasehold::Client::memory();
+    /// let permit = client.fair_semaphore("printer", 5)?.acquire_timeout(Duration::from_secs(5)).await?;
+    /// # drop(permit);
+    /// # Ok(()) }
+    /// ```
+    ///
     /// # Errors
     ///
     /// As for [`CountingSemaphore::acquire_timeout`](crate::CountingSemaphore::acquire_timeout).
@@ -169,6 +220,16 @@ impl FairSemaphore {
     }
 
     /// Acquires `permits` permits together, waiting for at most `timeout`.
+    ///
+    /// ```
+    /// # use std::time::Duration;
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> Result<(), leasehold::Error> {
+    /// # let client = leasehold::Client::memory();
+    /// let three = client.fair_semaphore("printer", 5)?.acquire_many_timeout(3, Duration::from_secs(5)).await?;
+    /// # drop(three);
+    /// # Ok(()) }
+    /// ```
     ///
     /// # Errors
     ///
@@ -188,6 +249,14 @@ impl FairSemaphore {
     /// How many permits are free: the limit minus the permits in use, or 0 while more are held than a reduced limit
     /// allows. This is a snapshot and may already be out of date. Waiting requests may be about to take them.
     ///
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> Result<(), leasehold::Error> {
+    /// # let client = leasehold::Client::memory();
+    /// assert_eq!(client.fair_semaphore("printer", 5)?.available().await?, 5);
+    /// # Ok(()) }
+    /// ```
+    ///
     /// # Errors
     ///
     /// As for [`CountingSemaphore::available`](crate::CountingSemaphore::available).
@@ -203,6 +272,17 @@ impl FairSemaphore {
     /// of date. The cost grows with the number of holders and waiters; if you only need a number, use
     /// [`available`](Self::available).
     ///
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> Result<(), leasehold::Error> {
+    /// # let client = leasehold::Client::memory();
+    /// let printer = client.fair_semaphore("printer", 5)?;
+    /// let permit = printer.acquire().await?;
+    /// assert_eq!(printer.inspect().await?.in_use, 1);
+    /// # drop(permit);
+    /// # Ok(()) }
+    /// ```
+    ///
     /// # Errors
     ///
     /// As for [`available`](Self::available).
@@ -216,6 +296,16 @@ impl FairSemaphore {
 
     /// Changes the limit in force to `limit`, for all clients. Increasing it grants waiting requests at once.
     /// Decreasing it revokes nothing: no new requests are granted until enough permits have been returned.
+    ///
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> Result<(), leasehold::Error> {
+    /// # let client = leasehold::Client::memory();
+    /// let printer = client.fair_semaphore("printer", 5)?;
+    /// printer.resize(8).await?; // for all clients at once
+    /// assert_eq!(printer.available().await?, 8);
+    /// # Ok(()) }
+    /// ```
     ///
     /// # Errors
     ///

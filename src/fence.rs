@@ -11,6 +11,17 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 /// A number that increases with every grant of one name.
 ///
+/// ```
+/// # use leasehold::FencingToken;
+/// # #[tokio::main(flavor = "current_thread")]
+/// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// # let client = leasehold::Client::memory();
+/// let token = client.mutex("machine:42")?.lock().await?.token();
+/// let stored = i64::from(token); // UPDATE … SET token = $1 WHERE token <= $1
+/// assert_eq!(FencingToken::try_from(stored)?, token);
+/// # Ok(()) }
+/// ```
+///
 /// Tokens of different names are not comparable. A new token is the store's time in microseconds or the next number
 /// after all tokens already reserved, whichever is greater, so tokens keep increasing after the store has lost its
 /// data. (On etcd, the number of changes takes the place of the time, so tokens start again if the data is lost.) They
@@ -18,18 +29,32 @@ use std::sync::atomic::{AtomicU64, Ordering};
 ///
 /// For a database, convert a token with `i64::from`, and a number that is read back with `FencingToken::try_from`. With
 /// the feature `serde`, a token is (de)serialized as its number.
+#[doc(alias = "epoch")]
+#[doc(alias = "generation")]
+#[doc(alias = "sequencer")]
+#[doc(alias = "fence")]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize), serde(transparent))]
 pub struct FencingToken(u64);
 
 impl FencingToken {
     /// Creates a token with the given value, as read back from a protected resource.
+    ///
+    /// ```
+    /// use leasehold::FencingToken;
+    ///
+    /// assert!(FencingToken::new(8) > FencingToken::new(7));
+    /// ```
     #[must_use]
     pub const fn new(value: u64) -> Self {
         Self(value)
     }
 
     /// The token's value.
+    ///
+    /// ```
+    /// assert_eq!(leasehold::FencingToken::new(7).get(), 7);
+    /// ```
     #[must_use]
     pub const fn get(self) -> u64 {
         self.0
@@ -94,12 +119,26 @@ pub struct Fence {
 
 impl Fence {
     /// Creates a fence that has not seen any token.
+    ///
+    /// ```
+    /// let fence = leasehold::Fence::new();
+    /// assert!(fence.admit(leasehold::FencingToken::new(1)).is_ok());
+    /// ```
     #[must_use]
     pub const fn new() -> Self {
         Self { newest: AtomicU64::new(0) }
     }
 
     /// Accepts `token` and remembers it, unless a newer one has been accepted before.
+    ///
+    /// ```
+    /// use leasehold::{Fence, FencingToken};
+    ///
+    /// let fence = Fence::new();
+    /// fence.admit(FencingToken::new(8))?;
+    /// assert!(fence.admit(FencingToken::new(7)).is_err());
+    /// # Ok::<(), leasehold::StaleToken>(())
+    /// ```
     ///
     /// # Errors
     ///
@@ -114,6 +153,16 @@ impl Fence {
 }
 
 /// The error for a fencing token that is older than one the resource has already seen.
+///
+/// ```
+/// use leasehold::{Fence, FencingToken};
+///
+/// let fence = Fence::new();
+/// fence.admit(FencingToken::new(8))?;
+/// let stale = fence.admit(FencingToken::new(7)).expect_err("it is older");
+/// assert_eq!((stale.offered().get(), stale.newest().get()), (7, 8));
+/// # Ok::<(), leasehold::StaleToken>(())
+/// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, thiserror::Error)]
 #[error("fencing token {offered} is stale: {newest} has been seen")]
 pub struct StaleToken {
@@ -123,6 +172,13 @@ pub struct StaleToken {
 
 impl StaleToken {
     /// Creates the error for `offered` at a resource that has seen `newest`, for resources with a check of their own.
+    ///
+    /// ```
+    /// use leasehold::{FencingToken, StaleToken};
+    ///
+    /// let stale = StaleToken::new(FencingToken::new(7), FencingToken::new(8)); // of a check of your own
+    /// assert_eq!(stale.to_string(), "fencing token 7 is stale: 8 has been seen");
+    /// ```
     #[must_use]
     pub const fn new(offered: FencingToken, newest: FencingToken) -> Self {
         Self { offered, newest }

@@ -19,6 +19,16 @@ use crate::lease::{Engine, HandedOver, Hold};
 
 /// A held lock or permit. It is renewed in the background for as long as this guard is alive.
 ///
+/// ```
+/// # #[tokio::main(flavor = "current_thread")]
+/// # async fn main() -> Result<(), leasehold::Error> {
+/// # let client = leasehold::Client::memory();
+/// let guard = client.mutex("machine:42")?.lock().await?; // renewed in the background from here on
+/// guard.protect(async { /* read, merge, write */ }).await?; // stops early if the lease is lost
+/// guard.release().await?; // or drop it, and go on
+/// # Ok(()) }
+/// ```
+///
 /// # Dropping
 ///
 /// Dropping the last guard of a lease ends it for this holder. The lease is passed on to the next waiting task of the
@@ -54,6 +64,10 @@ use crate::lease::{Engine, HandedOver, Hold};
 /// process that is not running cannot be notified; to cover that case, let the resource check the
 /// [`token`](Self::token). Code that only blocks its thread does not lose a lease, except on the memory store, because
 /// leases are renewed from the crate's own thread; but `lost` and `protect` notice nothing until they are polled again.
+#[doc(alias = "lease")]
+#[doc(alias = "MutexGuard")]
+#[doc(alias = "watchdog")]
+#[doc(alias = "OwnedSemaphorePermit")]
 #[must_use = "dropping the guard releases it at once"]
 pub struct Guard {
     hold: Hold,
@@ -77,18 +91,47 @@ impl Guard {
     /// Nested guards of one owner of a lock have the same token. A semaphore has several valid holders at once, so
     /// its tokens only show the order of the grants: a resource that rejects older tokens would reject legitimate
     /// holders.
+    ///
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> Result<(), leasehold::Error> {
+    /// # let client = leasehold::Client::memory();
+    /// let mutex = client.mutex("machine:42")?;
+    /// let first = mutex.lock().await?.token();
+    /// let second = mutex.lock().await?.token();
+    /// assert!(second > first);
+    /// # Ok(()) }
+    /// ```
     #[must_use]
     pub fn token(&self) -> FencingToken {
         self.hold.token
     }
 
     /// The name of the lock or semaphore, without prefix. No I/O.
+    ///
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> Result<(), leasehold::Error> {
+    /// # let client = leasehold::Client::memory();
+    /// let guard = client.mutex("machine:42")?.lock().await?;
+    /// assert_eq!(guard.name(), "machine:42");
+    /// # Ok(()) }
+    /// ```
     #[must_use]
     pub fn name(&self) -> &str {
         self.hold.name()
     }
 
     /// How many permits this guard holds; 1 for a lock. No I/O.
+    ///
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> Result<(), leasehold::Error> {
+    /// # let client = leasehold::Client::memory();
+    /// let three = client.counting_semaphore("printer", 5)?.acquire_many(3).await?;
+    /// assert_eq!(three.permits(), 3);
+    /// # Ok(()) }
+    /// ```
     #[must_use]
     pub const fn permits(&self) -> u32 {
         self.permits
@@ -140,6 +183,19 @@ impl Guard {
 
     /// Whether the lease can still be trusted, according to this process's clock. No I/O. In a process that was forked
     /// from the one that holds it, false after 1 ms at most.
+    ///
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> Result<(), leasehold::Error> {
+    /// # let client = leasehold::Client::memory();
+    /// let mutex = client.mutex("machine:42")?;
+    /// let guard = mutex.lock().await?;
+    /// assert!(guard.is_held());
+    /// mutex.force_release().await?;
+    /// guard.lost().await;
+    /// assert!(!guard.is_held());
+    /// # Ok(()) }
+    /// ```
     #[must_use]
     pub fn is_held(&self) -> bool {
         !self.remaining().is_zero()
@@ -148,6 +204,17 @@ impl Guard {
     /// How long the lease can be trusted if it is not renewed again; zero once it is lost. Each renewal extends it. The
     /// value is slightly less than the time to live in the store. No I/O. In a process that was forked, as for
     /// [`is_held`](Self::is_held).
+    ///
+    /// ```
+    /// # use std::time::Duration;
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> Result<(), leasehold::Error> {
+    /// # let client = leasehold::Client::memory();
+    /// let guard = client.mutex("machine:42")?.lock().await?;
+    /// assert!(guard.remaining() > Duration::from_secs(20)); // the TTL is 30 s
+    /// # drop(guard);
+    /// # Ok(()) }
+    /// ```
     #[must_use]
     pub fn remaining(&self) -> Duration {
         let now = Instant::now();
@@ -302,6 +369,16 @@ impl Guard {
     /// that can be passed on, it receives the lease without asking the store; `Ok` then means that the lease was held
     /// until the end according to this client's clock.
     ///
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> Result<(), leasehold::Error> {
+    /// # let client = leasehold::Client::memory();
+    /// let mutex = client.mutex("machine:42")?;
+    /// mutex.lock().await?.release().await?; // it was held until the end, and is free now
+    /// assert!(mutex.inspect().await?.holders.is_empty());
+    /// # Ok(()) }
+    /// ```
+    ///
     /// # Errors
     ///
     /// * [`Error::Lost`] if the lease had already been lost; there was nothing left to release.
@@ -320,6 +397,7 @@ impl Guard {
     /// # Cancel safety
     ///
     /// Dropping the future after it was polled does not keep the lease: the release continues in the background.
+    #[doc(alias = "unlock")]
     pub async fn release(mut self) -> Result<(), Error> {
         // Outside a runtime this panics. The guard still has its permits then, so dropping it releases them.
         self.engine.ensure_running();
@@ -348,6 +426,18 @@ impl Drop for Guard {
 }
 
 /// How a lease ended, as reported by [`Guard::ended`].
+///
+/// ```
+/// # use leasehold::LeaseEnd;
+/// # #[tokio::main(flavor = "current_thread")]
+/// # async fn main() -> Result<(), leasehold::Error> {
+/// # let client = leasehold::Client::memory();
+/// let guard = client.mutex("machine:42")?.lock().await?;
+/// let ended = guard.ended();
+/// guard.release().await?;
+/// assert_eq!(ended.await, LeaseEnd::Released);
+/// # Ok(()) }
+/// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[expect(clippy::exhaustive_enums, reason = "a lease is lost or given back, and nothing else can end it")]
 pub enum LeaseEnd {
@@ -359,6 +449,13 @@ pub enum LeaseEnd {
 
 impl LeaseEnd {
     /// Why the lease was lost, or `None` if it was released.
+    ///
+    /// ```
+    /// use leasehold::{LeaseEnd, LossReason};
+    ///
+    /// assert_eq!(LeaseEnd::Lost(LossReason::Expired).loss(), Some(LossReason::Expired));
+    /// assert_eq!(LeaseEnd::Released.loss(), None);
+    /// ```
     #[must_use]
     pub const fn loss(self) -> Option<LossReason> {
         match self {
@@ -383,6 +480,19 @@ impl fmt::Display for LeaseEnd {
 ///
 /// Because it has its own timer, it completes at the deadline regardless of what the store or any task of the client
 /// is doing. Outside a tokio runtime it depends on the client's background work instead.
+///
+/// ```
+/// # use leasehold::LossReason;
+/// # #[tokio::main(flavor = "current_thread")]
+/// # async fn main() -> Result<(), leasehold::Error> {
+/// # let client = leasehold::Client::memory();
+/// let mutex = client.mutex("machine:42")?;
+/// let guard = mutex.lock().await?;
+/// let lost = guard.lost(); // can be moved to another task
+/// mutex.force_release().await?;
+/// assert_eq!(lost.await, LossReason::Revoked);
+/// # Ok(()) }
+/// ```
 #[must_use = "futures do nothing unless awaited"]
 pub struct Lost {
     loss: Pin<Box<Loss>>,
@@ -403,6 +513,17 @@ impl fmt::Debug for Lost {
 }
 
 /// Future of [`Guard::ended`]: completes when the lease ends. As for [`Lost`], poll it on one runtime only.
+///
+/// ```
+/// # #[tokio::main(flavor = "current_thread")]
+/// # async fn main() -> Result<(), leasehold::Error> {
+/// # let client = leasehold::Client::memory();
+/// let guard = client.mutex("machine:42")?.lock().await?;
+/// let watcher = tokio::spawn(guard.ended()); // ends when the lease does
+/// drop(guard);
+/// assert_eq!(watcher.await.expect("it does not panic").loss(), None);
+/// # Ok(()) }
+/// ```
 #[must_use = "futures do nothing unless awaited"]
 pub struct Ended {
     end: Pin<Box<End>>,
@@ -477,6 +598,16 @@ impl Future for Loss {
 }
 
 /// Future of [`Guard::protect`]: yields the output of the protected work, or an error if the lease is lost.
+///
+/// ```
+/// # #[tokio::main(flavor = "current_thread")]
+/// # async fn main() -> Result<(), leasehold::Error> {
+/// # let client = leasehold::Client::memory();
+/// let guard = client.mutex("machine:42")?.lock().await?;
+/// let work = guard.protect(async { 20 + 22 }); // nothing happens until it is awaited
+/// assert_eq!(work.await?, 42);
+/// # Ok(()) }
+/// ```
 #[pin_project]
 #[must_use = "futures do nothing unless awaited"]
 pub struct Protected<'guard, F> {

@@ -68,7 +68,6 @@
 //! | `blocking` | no | [`blocking`]: the same interface for programs without tokio |
 //! | `tower` | no | [`tower`]: layers that hold a permit or a lock for each request |
 //! | `serde` | no | a [`ClientBuilder`], and the options of locks and semaphores, can be read from configuration files; a [`FencingToken`] can be serialized and deserialized, as a number |
-//! | `serde` | no | a [`FencingToken`] can be serialized and deserialized, as a number |
 //! | `metrics` | no | `ClientBuilder::metrics`: what happens is counted and measured through the [metrics](https://docs.rs/metrics) facade, version 0.24 |
 //! | `conformance` | no | the contract that every backend must meet, as functions to call from its tests |
 //!
@@ -76,7 +75,7 @@
 
 #![cfg_attr(docsrs, feature(doc_cfg))]
 // The labels on docs.rs name the features that users choose.
-#![cfg_attr(docsrs, doc(auto_cfg(hide(feature = "_records", feature = "_redis"))))]
+#![cfg_attr(docsrs, doc(auto_cfg(hide(feature = "_apart", feature = "_records", feature = "_redis"))))]
 #![cfg_attr(test, allow(clippy::unwrap_used))]
 // The feature table links to backends and modules that such a build does not have.
 #![cfg_attr(

@@ -75,6 +75,9 @@ const MAX_LOST: u32 = 3;
 /// guards.release().await?;
 /// # Ok(()) }
 /// ```
+#[doc(alias = "MultiLock")]
+#[doc(alias = "transfer")]
+#[doc(alias = "deadlock")]
 #[derive(Clone)]
 pub struct LockAll {
     /// Each once, in the order in which the caller named them.
@@ -142,6 +145,15 @@ impl LockAll {
     /// If the store stops answering in the meantime, the call keeps waiting; see the errors for how long. If it loses
     /// one of those that it holds while it waits for another one, it locks that one again.
     ///
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> Result<(), leasehold::Error> {
+    /// # let client = leasehold::Client::memory();
+    /// let both = client.lock_all(["a", "b"])?.lock().await?;
+    /// assert!(both.is_held());
+    /// # Ok(()) }
+    /// ```
+    ///
     /// # Errors
     ///
     /// As for [`DistMutex::lock`](crate::DistMutex::lock), with the name of the mutex that was not locked; also
@@ -165,6 +177,15 @@ impl LockAll {
     ///
     /// If this client has just dropped a guard of one of them, the call first waits for its release, for up to 1 s.
     ///
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> Result<(), leasehold::Error> {
+    /// # let client = leasehold::Client::memory();
+    /// let both = client.lock_all(["a", "b"])?.try_lock().await?;
+    /// assert!(both.is_some());
+    /// # Ok(()) }
+    /// ```
+    ///
     /// # Errors
     ///
     /// As for [`DistMutex::try_lock`](crate::DistMutex::try_lock).
@@ -184,6 +205,16 @@ impl LockAll {
 
     /// Locks all of them, waiting for at most `timeout` altogether. However short the timeout, the call waits up to 100
     /// ms for the first answers from the store.
+    ///
+    /// ```
+    /// # use std::time::Duration;
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> Result<(), leasehold::Error> {
+    /// # let client = leasehold::Client::memory();
+    /// let both = client.lock_all(["a", "b"])?.lock_timeout(Duration::from_secs(5)).await?;
+    /// # drop(both);
+    /// # Ok(()) }
+    /// ```
     ///
     /// # Errors
     ///
@@ -288,6 +319,17 @@ impl fmt::Debug for LockAll {
 ///
 /// Each has a lease and a token of its own. They are renewed together, but one can be lost alone: then
 /// [`lost`](Self::lost) completes, and the others stay held until this is released or dropped.
+///
+/// ```
+/// # #[tokio::main(flavor = "current_thread")]
+/// # async fn main() -> Result<(), leasehold::Error> {
+/// # let client = leasehold::Client::memory();
+/// let both = client.lock_all(["a", "b"])?.lock().await?;
+/// assert!(both.token("a").is_some() && both.is_held());
+/// both.release().await?;
+/// # Ok(()) }
+/// ```
+#[doc(alias = "MultiLock")]
 #[must_use = "dropping the guard releases them at once"]
 pub struct Locks {
     /// In the order of the caller.
@@ -397,6 +439,17 @@ impl Locks {
     }
 
     /// The guards of the single mutexes, in the order in which the caller named them, to be released one by one.
+    ///
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> Result<(), leasehold::Error> {
+    /// # let client = leasehold::Client::memory();
+    /// let both = client.lock_all(["a", "b"])?.lock().await?;
+    /// let [a, b] = both.into_guards().try_into().expect("there are two");
+    /// a.release().await?; // and `b` is still held
+    /// # drop(b);
+    /// # Ok(()) }
+    /// ```
     #[must_use = "dropping the guards releases them at once"]
     pub fn into_guards(self) -> Vec<Guard> {
         self.guards
@@ -414,6 +467,18 @@ impl fmt::Debug for Locks {
 }
 
 /// Future of [`Locks::lost`]: completes when one of the leases is lost. As for [`Lost`], poll it on one runtime only.
+///
+/// ```
+/// # use leasehold::LossReason;
+/// # #[tokio::main(flavor = "current_thread")]
+/// # async fn main() -> Result<(), leasehold::Error> {
+/// # let client = leasehold::Client::memory();
+/// let both = client.lock_all(["a", "b"])?.lock().await?;
+/// let lost = both.lost();
+/// client.mutex("b")?.force_release().await?;
+/// assert_eq!(lost.await, ("b".to_owned(), LossReason::Revoked));
+/// # Ok(()) }
+/// ```
 #[derive(Debug)]
 #[must_use = "futures do nothing unless awaited"]
 pub struct AnyLost {
@@ -436,6 +501,17 @@ impl Future for AnyLost {
 /// Why some of several mutexes could not be released: the error of [`Locks::release`].
 ///
 /// With `?` it becomes the [`Error`] of the first of them.
+///
+/// ```
+/// # #[tokio::main(flavor = "current_thread")]
+/// # async fn main() -> Result<(), leasehold::Error> {
+/// # let client = leasehold::Client::memory();
+/// let both = client.lock_all(["a", "b"])?.lock().await?;
+/// client.mutex("b")?.force_release().await?;
+/// let not_released = both.release().await.expect_err("`b` is lost");
+/// assert_eq!(not_released.errors().len(), 1);
+/// # Ok(()) }
+/// ```
 #[derive(Clone, Debug)]
 pub struct NotReleased {
     errors: Vec<Error>,

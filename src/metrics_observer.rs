@@ -17,6 +17,17 @@ use crate::observer::{Event, Observer, Subject};
 
 /// An [`Observer`] that feeds the [metrics](https://docs.rs/metrics) facade: [`ClientBuilder::metrics`] sets one.
 ///
+/// ```
+/// use std::sync::Arc;
+/// use leasehold::{Client, MetricsObserver};
+///
+/// // Install an exporter first, such as `metrics_exporter_prometheus::PrometheusBuilder::new().install()`.
+/// let class = |name: &str| if name.starts_with("cart:") { "cart" } else { "other" }.into();
+/// let observer = MetricsObserver::new().classes(class);
+/// let client = Client::memory().with_observer(Arc::new(observer));
+/// # drop(client);
+/// ```
+///
 /// | metric | type | unit | labels |
 /// |---|---|---|---|
 /// | `leasehold_held` | gauge | | `store`, `kind` |
@@ -39,6 +50,8 @@ use crate::observer::{Event, Observer, Subject};
 ///
 /// The metrics of a kind are registered with the recorder at its first event, and stays with that recorder, so install the
 /// exporter first. All clients of a process may share one observer.
+#[doc(alias = "prometheus")]
+#[doc(alias = "grafana")]
 pub struct MetricsObserver {
     recorder: Option<Box<dyn Recorder + Send + Sync>>,
     classes: Option<Box<Classes>>,
@@ -129,6 +142,13 @@ impl MetricsObserver {
     }
 
     /// Feeds this recorder instead of the one of the process.
+    ///
+    /// ```
+    /// use metrics_util::debugging::DebuggingRecorder;
+    ///
+    /// let observer = leasehold::MetricsObserver::new().recorder(DebuggingRecorder::new());
+    /// # drop(observer);
+    /// ```
     #[must_use]
     pub fn recorder(mut self, recorder: impl Recorder + Send + Sync + 'static) -> Self {
         self.recorder = Some(Box::new(recorder));

@@ -15,6 +15,18 @@ use crate::primitive::Primitive;
 
 /// A lock with at most one holder at a time among all processes that use the same store.
 ///
+/// ```
+/// # #[tokio::main(flavor = "current_thread")]
+/// # async fn main() -> Result<(), leasehold::Error> {
+/// let client = leasehold::Client::memory();
+/// let mutex = client.mutex("machine:42")?;
+/// let guard = mutex.lock().await?;
+/// assert!(mutex.try_lock().await?.is_none(), "held");
+/// guard.release().await?;
+/// assert!(mutex.try_lock().await?.is_some());
+/// # Ok(()) }
+/// ```
+///
 /// Cheap to clone. All clones, all mutexes with the same prefix and name on the same store, and any
 /// [`ReentrantLock`](crate::ReentrantLock) with that prefix and name are the same lock. It is not reentrant: a task
 /// that locks it twice deadlocks.
@@ -34,18 +46,12 @@ use crate::primitive::Primitive;
 ///
 /// The lock key follows the canonical recipe: a string that is set if absent, with an expiry, and deleted by
 /// compare-and-delete. Clients of other libraries that follow it on the same key exclude this one, and vice versa.
-///
-/// ```
-/// # #[tokio::main(flavor = "current_thread")]
-/// # async fn main() -> Result<(), leasehold::Error> {
-/// let client = leasehold::Client::memory();
-/// let mutex = client.mutex("machine:42")?;
-/// let guard = mutex.lock().await?;
-/// assert!(mutex.try_lock().await?.is_none(), "held");
-/// guard.release().await?;
-/// assert!(mutex.try_lock().await?.is_some());
-/// # Ok(()) }
-/// ```
+#[doc(alias = "lock")]
+#[doc(alias = "advisory lock")]
+#[doc(alias = "redlock")]
+#[doc(alias = "flock")]
+#[doc(alias = "Mutex")]
+#[doc(alias = "distributed lock")]
 #[derive(Clone)]
 pub struct DistMutex {
     primitive: Primitive,
@@ -69,6 +75,16 @@ impl DistMutex {
     ///
     /// If the store stops answering in the meantime, the call keeps waiting, because the queue usually survives an
     /// outage; see the errors for how long.
+    ///
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> Result<(), leasehold::Error> {
+    /// # let client = leasehold::Client::memory();
+    /// let mutex = client.mutex("machine:42")?;
+    /// let guard = mutex.lock().await?; // waits as long as necessary
+    /// # drop(guard);
+    /// # Ok(()) }
+    /// ```
     ///
     /// # Errors
     ///
@@ -94,6 +110,18 @@ impl DistMutex {
     ///
     /// If this client has just dropped a guard of the same lock, the call first waits for its release, for up to 1 s.
     ///
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> Result<(), leasehold::Error> {
+    /// # let client = leasehold::Client::memory();
+    /// let mutex = client.mutex("machine:42")?;
+    /// match mutex.try_lock().await? {
+    ///     Some(guard) => guard.release().await?,
+    ///     None => println!("somebody else has it"),
+    /// }
+    /// # Ok(()) }
+    /// ```
+    ///
     /// # Errors
     ///
     /// * [`Error::StoreUnavailable`] if the store has not answered for 4 s, plus the time that the last request takes
@@ -114,6 +142,16 @@ impl DistMutex {
     /// Locks the mutex, waiting for at most `timeout`. However short the timeout, the call waits up to 100 ms for a
     /// first answer from the store.
     ///
+    /// ```
+    /// # use std::time::Duration;
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> Result<(), leasehold::Error> {
+    /// # let client = leasehold::Client::memory();
+    /// let guard = client.mutex("machine:42")?.lock_timeout(Duration::from_secs(5)).await?; // or `Error::TimedOut`
+    /// # drop(guard);
+    /// # Ok(()) }
+    /// ```
+    ///
     /// # Errors
     ///
     /// * [`Error::TimedOut`] if the lock did not become available within that time.
@@ -132,6 +170,17 @@ impl DistMutex {
     }
 
     /// Returns who holds the lock and who waits for it. This is a snapshot and may already be out of date.
+    ///
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> Result<(), leasehold::Error> {
+    /// # let client = leasehold::Client::memory();
+    /// let mutex = client.mutex("machine:42")?;
+    /// let guard = mutex.lock().await?;
+    /// println!("held by {:?}", mutex.inspect().await?.holder());
+    /// # drop(guard);
+    /// # Ok(()) }
+    /// ```
     ///
     /// # Errors
     ///
@@ -152,6 +201,17 @@ impl DistMutex {
     /// keep working alongside the new holder; only fencing tokens reject its late writes. The next token is greater
     /// than the one of the revoked lease.
     ///
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> Result<(), leasehold::Error> {
+    /// # let client = leasehold::Client::memory();
+    /// let mutex = client.mutex("machine:42")?;
+    /// let stuck = mutex.lock().await?;
+    /// mutex.force_release().await?; // its holder is told, and the next waiter has the lock
+    /// stuck.lost().await;
+    /// # Ok(()) }
+    /// ```
+    ///
     /// # Errors
     ///
     /// [`Error::StoreUnavailable`], [`Error::StoreRefused`] and [`Error::Closed`], as for
@@ -161,6 +221,9 @@ impl DistMutex {
     ///
     /// If the future is dropped, or fails with [`Error::StoreUnavailable`], the lock may or may not have been taken
     /// away. The request is never repeated, since that could take the lock away from the next holder as well.
+    #[doc(alias = "break")]
+    #[doc(alias = "steal")]
+    #[doc(alias = "unlock")]
     pub async fn force_release(&self) -> Result<bool, Error> {
         self.primitive.force_release().await
     }

@@ -53,6 +53,16 @@ impl Client {
 
 impl ClientBuilder {
     /// Has the client watched by this [`Observer`], and by those that were set before.
+    ///
+    /// ```
+    /// # use std::sync::Arc;
+    /// # use leasehold::{Client, observer::Event};
+    /// let client = Client::builder("memory:")
+    ///     .observer(Arc::new(|event: &Event<'_>| println!("{event:?}")))
+    ///     .connect_lazy()?;
+    /// # drop(client);
+    /// # Ok::<(), leasehold::Error>(())
+    /// ```
     pub fn observer(mut self, observer: Arc<dyn Observer>) -> Self {
         self.observers.push(observer);
         self

@@ -38,6 +38,19 @@ use crate::fence::FencingToken;
 
 /// Is told what happens in a client: see [the module](self).
 ///
+/// ```
+/// use std::sync::Arc;
+/// use leasehold::Client;
+/// use leasehold::observer::Event;
+///
+/// let client = Client::memory().with_observer(Arc::new(|event: &Event<'_>| {
+///     if let Event::Lost { subject, reason, .. } = event {
+///         eprintln!("{} of {} is lost: {reason}", subject.name(), subject.store);
+///     }
+/// }));
+/// # drop(client);
+/// ```
+///
 /// It is called by whichever thread notices the event, including the one on which leases are renewed, so it must return
 /// soon and never block: send what takes longer to a task of your own. Nothing in the client is locked meanwhile; it
 /// may use the client, its guards and its handles. If it panics, the panic is traced as an error, and the client goes
@@ -46,6 +59,10 @@ use crate::fence::FencingToken;
 ///
 /// A client without an observer reads no clock for it and makes no event; events contain only references and small
 /// values.
+#[doc(alias = "listener")]
+#[doc(alias = "hook")]
+#[doc(alias = "callback")]
+#[doc(alias = "metrics")]
 pub trait Observer: Send + Sync + 'static {
     /// Something has happened.
     fn observe(&self, event: &Event<'_>);
@@ -58,6 +75,17 @@ impl<F: Fn(&Event<'_>) + Send + Sync + 'static> Observer for F {
 }
 
 /// What an event is about.
+///
+/// ```
+/// use leasehold::observer::Event;
+///
+/// fn waits(event: &Event<'_>) {
+///     if let Event::Waiting { subject, .. } = event {
+///         println!("{} {} of {} is waited for", subject.kind().as_str(), subject.name(), subject.store);
+///     }
+/// }
+/// # let _ = waits;
+/// ```
 #[derive(Clone, Copy, Debug)]
 #[non_exhaustive]
 pub struct Subject<'a> {
@@ -93,6 +121,20 @@ impl<'a> Subject<'a> {
 /// An owner that re-enters, and a guard that is split off, share a hold, which ends with its last guard. A semaphore's
 /// handle that [follows another limit](crate::OnOtherLimit::Follow) makes several requests, of which all but the last
 /// fail.
+///
+/// ```
+/// use leasehold::observer::Event;
+///
+/// /// What an event adds to the number of holds.
+/// fn change(event: &Event<'_>) -> i64 {
+///     match event {
+///         Event::Acquired { .. } => 1,
+///         Event::Lost { .. } | Event::Released { .. } => -1,
+///         _ => 0, // events may be added
+///     }
+/// }
+/// # let _ = change;
+/// ```
 #[derive(Clone, Copy, Debug)]
 #[non_exhaustive]
 pub enum Event<'a> {
@@ -185,6 +227,10 @@ pub enum Event<'a> {
 }
 
 /// Who has granted a request.
+///
+/// ```
+/// assert_eq!(leasehold::observer::Source::Store.as_str(), "store"); // the value of a label of metrics
+/// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum Source {
@@ -206,6 +252,10 @@ impl Source {
 }
 
 /// How a request has ended that did not succeed.
+///
+/// ```
+/// assert_eq!(leasehold::observer::RequestOutcome::Busy.as_str(), "busy"); // the value of a label of metrics
+/// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum RequestOutcome {
@@ -230,6 +280,10 @@ impl RequestOutcome {
 }
 
 /// What the answer to a renewal was.
+///
+/// ```
+/// assert_eq!(leasehold::observer::RenewalOutcome::Renewed.as_str(), "renewed"); // the value of a label of metrics
+/// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum RenewalOutcome {
@@ -254,6 +308,10 @@ impl RenewalOutcome {
 }
 
 /// What has become of a hold whose last guard is gone.
+///
+/// ```
+/// assert_eq!(leasehold::observer::ReleaseOutcome::Confirmed.as_str(), "confirmed"); // the value of a label of metrics
+/// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum ReleaseOutcome {

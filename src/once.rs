@@ -55,6 +55,18 @@ const MIN_MARK: Duration = Duration::from_secs(60);
 const NAP: Duration = Duration::from_secs(10);
 
 /// A timetable: one tick every period, counted from the Unix epoch.
+///
+/// ```
+/// use std::time::Duration;
+/// use leasehold::Ticks;
+///
+/// let hour = Duration::from_secs(3600);
+/// let nightly = Ticks::every(24 * hour).offset(hour / 2); // half past midnight, UTC
+/// assert!(nightly.due(20_000).is_some());
+/// ```
+#[doc(alias = "schedule")]
+#[doc(alias = "timetable")]
+#[doc(alias = "interval")]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[must_use = "a timetable does nothing until it is passed to `Client::once`"]
 pub struct Ticks {
@@ -64,17 +76,38 @@ pub struct Ticks {
 
 impl Ticks {
     /// A tick every `period`, of which one was at the Unix epoch: `every(86400 s)` is midnight UTC.
+    ///
+    /// ```
+    /// # use std::time::Duration;
+    /// # use leasehold::Ticks;
+    /// let ticks = Ticks::every(Duration::from_secs(300)); // at :00, :05, :10, …
+    /// # drop(ticks);
+    /// ```
     pub const fn every(period: Duration) -> Self {
         Self { period, offset: Duration::ZERO }
     }
 
     /// The same, `offset` later: half past two, for instance. Default: zero.
+    ///
+    /// ```
+    /// # use std::time::Duration;
+    /// # use leasehold::Ticks;
+    /// let ticks = Ticks::every(Duration::from_secs(300)).offset(Duration::from_secs(60)); // at :01, :06, :11, …
+    /// # drop(ticks);
+    /// ```
     pub const fn offset(mut self, offset: Duration) -> Self {
         self.offset = offset;
         self
     }
 
     /// When the tick with this number is due. `None` if that is too far in the future for the clock.
+    ///
+    /// ```
+    /// # use std::time::{Duration, UNIX_EPOCH};
+    /// # use leasehold::Ticks;
+    /// let ticks = Ticks::every(Duration::from_secs(300));
+    /// assert_eq!(ticks.due(2), Some(UNIX_EPOCH + Duration::from_secs(600)));
+    /// ```
     #[must_use]
     pub fn due(&self, number: u64) -> Option<SystemTime> {
         let nanos = self.period.as_nanos().checked_mul(number.into())?;
@@ -95,6 +128,13 @@ impl Ticks {
 const NANOS: u128 = 1_000_000_000;
 
 /// One tick of a timetable.
+///
+/// ```
+/// async fn bill(tick: leasehold::Tick) {
+///     println!("INSERT INTO bills (run) VALUES ({}) ON CONFLICT DO NOTHING", tick.number);
+/// }
+/// # drop(bill);
+/// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub struct Tick {
@@ -107,6 +147,12 @@ pub struct Tick {
 }
 
 /// What happens to a tick whose runner died, was dropped, panicked, or lost its lease before the job had ended.
+///
+/// ```
+/// # use leasehold::{OnDeadRunner, OnceOptions};
+/// let options = OnceOptions::new().on_dead_runner(OnDeadRunner::LeaveOut); // rather not at all than twice
+/// # drop(options);
+/// ```
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum OnDeadRunner {
@@ -119,6 +165,20 @@ pub enum OnDeadRunner {
 }
 
 /// Options of a schedule: see [`Client::once_with`].
+///
+/// ```
+/// use std::time::Duration;
+/// use leasehold::{Client, OnceOptions, Ticks};
+///
+/// let hour = Duration::from_secs(3600);
+/// let options = OnceOptions::new().at_most_late(hour).at_least_for(2 * hour).at_most_for(hour / 2);
+/// let nightly = Client::memory().once_with("nightly", Ticks::every(24 * hour), options)?;
+/// # drop(nightly);
+/// # Ok::<(), leasehold::Error>(())
+/// ```
+#[doc(alias = "ShedLock")]
+#[doc(alias = "lockAtLeastFor")]
+#[doc(alias = "lockAtMostFor")]
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 #[must_use = "options do nothing until they are passed to `Client::once_with`"]
 pub struct OnceOptions {
@@ -137,6 +197,12 @@ impl Default for OnceOptions {
 
 impl OnceOptions {
     /// The default options.
+    ///
+    /// ```
+    /// # use leasehold::OnceOptions;
+    /// let options = OnceOptions::new();
+    /// assert_eq!(options, OnceOptions::default());
+    /// ```
     pub fn new() -> Self {
         Self::default()
     }
@@ -145,6 +211,13 @@ impl OnceOptions {
     /// Must be longer than [`at_most_late`](Self::at_most_late): the rest is how much the clocks of the schedulers may
     /// differ. The store has one small record per name and tick for this time. From 1 minute to 24 hours. Default: 1
     /// hour.
+    ///
+    /// ```
+    /// # use std::time::Duration;
+    /// # use leasehold::OnceOptions;
+    /// let options = OnceOptions::new().at_least_for(Duration::from_secs(2 * 3600));
+    /// # drop(options);
+    /// ```
     pub const fn at_least_for(mut self, time: Duration) -> Self {
         self.at_least_for = time;
         self
@@ -153,6 +226,13 @@ impl OnceOptions {
     /// How late a tick may begin, by the scheduler's clock: later, it is left out. After an outage, all ticks that are
     /// not too late are run, one after another. Default: one period, so only the latest tick is made up for; half of
     /// [`at_least_for`](Self::at_least_for) if that is less.
+    ///
+    /// ```
+    /// # use std::time::Duration;
+    /// # use leasehold::OnceOptions;
+    /// let options = OnceOptions::new().at_most_late(Duration::from_secs(60));
+    /// # drop(options);
+    /// ```
     pub const fn at_most_late(mut self, time: Duration) -> Self {
         self.at_most_late = Some(time);
         self
@@ -162,12 +242,25 @@ impl OnceOptions {
     /// whose runner has died. Default: no limit, because the lease of a runner is renewed while it lives, and expires
     /// when it dies. That is what ShedLock's `lockAtMostFor` is for; here it is the TTL of the client's locks. At least
     /// 10 ms.
+    ///
+    /// ```
+    /// # use std::time::Duration;
+    /// # use leasehold::OnceOptions;
+    /// let options = OnceOptions::new().at_most_for(Duration::from_secs(300));
+    /// # drop(options);
+    /// ```
     pub const fn at_most_for(mut self, time: Duration) -> Self {
         self.at_most_for = Some(time);
         self
     }
 
     /// What happens to a tick whose runner died. Default: it is run again.
+    ///
+    /// ```
+    /// # use leasehold::OnceOptions;
+    /// let options = OnceOptions::new().on_dead_runner(leasehold::OnDeadRunner::RunAgain);
+    /// # drop(options);
+    /// ```
     pub const fn on_dead_runner(mut self, choice: OnDeadRunner) -> Self {
         self.on_dead_runner = choice;
         self
@@ -198,6 +291,20 @@ type Clock = Arc<dyn Fn() -> SystemTime + Send + Sync>;
 
 /// A schedule: of all schedulers in all processes that follow it, one runs each tick. See [`Client::once`].
 ///
+/// ```
+/// # use std::time::Duration;
+/// # use leasehold::Ticks;
+/// # #[tokio::main(flavor = "current_thread")]
+/// # async fn main() -> Result<(), leasehold::Error> {
+/// # let client = leasehold::Client::memory();
+/// let reports = client.once("reports", Ticks::every(Duration::from_secs(300)))?;
+/// let runs = tokio::spawn(async move { reports.run(|tick| async move { println!("tick {}", tick.number) }).await });
+/// # tokio::task::yield_now().await;
+/// client.close(Duration::from_secs(30)).await?; // after the tick that is being run
+/// runs.await.expect("it does not panic")?;
+/// # Ok(()) }
+/// ```
+///
 /// Cheap to clone. All schedules with the same prefix and name on the same store are the same schedule; they must have
 /// the same timetable and options. Ticks of one schedule are never run at the same time; a tick whose turn comes too
 /// late is left out.
@@ -216,6 +323,9 @@ type Clock = Arc<dyn Fn() -> SystemTime + Send + Sync>;
 ///
 /// If what the job acts on can compare numbers, pass it the number of the [`Tick`]: nothing else makes a job exactly
 /// once whose runner dies after its last step.
+#[doc(alias = "cron")]
+#[doc(alias = "scheduler")]
+#[doc(alias = "ShedLock")]
 #[derive(Clone)]
 pub struct Once {
     run: Primitive,
@@ -257,6 +367,16 @@ impl Client {
 
     /// A schedule called `name` with the given options. No I/O.
     ///
+    /// ```
+    /// # use std::time::Duration;
+    /// # use leasehold::{OnceOptions, Ticks};
+    /// # let client = leasehold::Client::memory();
+    /// let options = OnceOptions::new().at_most_late(Duration::from_secs(60));
+    /// let reports = client.once_with("reports", Ticks::every(Duration::from_secs(300)), options)?;
+    /// assert_eq!(reports.name(), "reports");
+    /// # Ok::<(), leasehold::Error>(())
+    /// ```
+    ///
     /// # Errors
     ///
     /// As for [`once`](Self::once).
@@ -287,6 +407,16 @@ impl Once {
     }
 
     /// The same schedule by another clock than the system's: for tests, such as one on tokio's paused time.
+    ///
+    /// ```
+    /// use std::time::{Duration, UNIX_EPOCH};
+    /// use leasehold::{Client, Ticks};
+    ///
+    /// let reports = Client::memory().once("reports", Ticks::every(Duration::from_secs(300)))?;
+    /// let frozen = reports.by_clock(|| UNIX_EPOCH + Duration::from_secs(1_000_000));
+    /// # drop(frozen);
+    /// # Ok::<(), leasehold::Error>(())
+    /// ```
     #[must_use = "the schedule itself keeps its clock"]
     pub fn by_clock(mut self, clock: impl Fn() -> SystemTime + Send + Sync + 'static) -> Self {
         self.clock = Arc::new(clock);

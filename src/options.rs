@@ -55,6 +55,12 @@ impl Default for MutexOptions {
 
 impl MutexOptions {
     /// Creates the default options.
+    ///
+    /// ```
+    /// # use leasehold::MutexOptions;
+    /// let options = MutexOptions::new();
+    /// assert_eq!(options, MutexOptions::default());
+    /// ```
     pub fn new() -> Self {
         Self::default()
     }
@@ -64,6 +70,19 @@ impl MutexOptions {
     /// it up: on etcd, the TTL is at least 2 s, in whole seconds.
     ///
     /// Default: 30 s.
+    ///
+    /// ```
+    /// # use std::time::Duration;
+    /// # use leasehold::MutexOptions;
+    /// let options = MutexOptions::new().ttl(Duration::from_secs(10)); // a dead holder blocks others for 10 s
+    /// # drop(options);
+    /// ```
+    #[doc(alias = "lease time")]
+    #[doc(alias = "expiry")]
+    #[doc(alias = "timeout")]
+    #[doc(alias = "EX")]
+    #[doc(alias = "PX")]
+    #[doc(alias = "lockAtMostFor")]
     pub const fn ttl(mut self, ttl: Duration) -> Self {
         self.hold.ttl = ttl;
         self
@@ -76,6 +95,16 @@ impl MutexOptions {
     /// the lease is trusted.
     ///
     /// Default: a third of the TTL.
+    ///
+    /// ```
+    /// # use std::time::Duration;
+    /// # use leasehold::MutexOptions;
+    /// let options = MutexOptions::new().ttl(Duration::from_secs(10)).renewal_period(Duration::from_secs(2));
+    /// # drop(options);
+    /// ```
+    #[doc(alias = "watchdog")]
+    #[doc(alias = "heartbeat")]
+    #[doc(alias = "keep-alive")]
     pub const fn renewal_period(mut self, period: Duration) -> Self {
         self.hold.renewal_period = Some(period);
         self
@@ -87,6 +116,13 @@ impl MutexOptions {
     /// again for the next holder. 10 ms or more.
     ///
     /// Default: none.
+    ///
+    /// ```
+    /// # use std::time::Duration;
+    /// # use leasehold::MutexOptions;
+    /// let options = MutexOptions::new().max_hold(Duration::from_secs(300)); // whoever hangs for longer loses it
+    /// # drop(options);
+    /// ```
     pub const fn max_hold(mut self, hold: Duration) -> Self {
         self.hold.max_hold = Some(hold);
         self
@@ -96,6 +132,12 @@ impl MutexOptions {
     /// together are the same. Tokens may be issued per prefix, so use the same prefix for a name everywhere.
     ///
     /// Default: `lock:`.
+    ///
+    /// ```
+    /// # use leasehold::MutexOptions;
+    /// let options = MutexOptions::new().prefix("shop:");
+    /// # drop(options);
+    /// ```
     pub fn prefix(mut self, prefix: impl Into<String>) -> Self {
         self.hold.prefix = Some(prefix.into());
         self
@@ -114,6 +156,12 @@ impl MutexOptions {
     /// other option except the prefix do not pass the lock on to each other. No effect on reentrant locks.
     ///
     /// Default: on.
+    ///
+    /// ```
+    /// # use leasehold::MutexOptions;
+    /// let options = MutexOptions::new().local_handover(false);
+    /// # drop(options);
+    /// ```
     pub const fn local_handover(mut self, allowed: bool) -> Self {
         self.local_handover = allowed;
         self
@@ -156,6 +204,16 @@ impl MutexOptions {
 /// | [`max_hold`](Self::max_hold) | none | only the application knows how long its work takes |
 /// | [`prefix`](Self::prefix) | `semaphore:` or `fair-semaphore:` | the two kinds must not share a key |
 /// | [`local_handover`](Self::local_handover) | off | tokens show the order of all grants |
+///
+/// ```
+/// use std::time::Duration;
+/// use leasehold::{Client, SemaphoreOptions};
+///
+/// let options = SemaphoreOptions::new().ttl(Duration::from_secs(10)).prefix("shop:");
+/// let semaphore = Client::memory().counting_semaphore_with("payments", 20, options)?;
+/// # drop(semaphore);
+/// # Ok::<(), leasehold::Error>(())
+/// ```
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
 #[cfg_attr(
     feature = "serde",
@@ -171,6 +229,20 @@ pub struct SemaphoreOptions {
 
 /// What a handle of a semaphore does if the limit in force is not the one that it was created with: see
 /// [`SemaphoreOptions::on_other_limit`].
+///
+/// ```
+/// # use leasehold::{OnOtherLimit, SemaphoreOptions};
+/// # #[tokio::main(flavor = "current_thread")]
+/// # async fn main() -> Result<(), leasehold::Error> {
+/// # let client = leasehold::Client::memory();
+/// let old = client.counting_semaphore("payments", 4)?;
+/// let held = old.acquire().await?; // 4 is in force
+/// let follows = SemaphoreOptions::new().on_other_limit(OnOtherLimit::Follow);
+/// let new = client.counting_semaphore_with("payments", 6, follows)?;
+/// assert!(new.try_acquire_many(4).await?.is_none(), "3 of 4 are left");
+/// # drop(held);
+/// # Ok(()) }
+/// ```
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 #[cfg_attr(feature = "serde", derive(serde::Deserialize, serde::Serialize), serde(rename_all = "snake_case"))]
 #[non_exhaustive]
@@ -186,6 +258,12 @@ pub enum OnOtherLimit {
 
 impl SemaphoreOptions {
     /// Creates the default options.
+    ///
+    /// ```
+    /// # use leasehold::SemaphoreOptions;
+    /// let options = SemaphoreOptions::new();
+    /// assert_eq!(options, SemaphoreOptions::default());
+    /// ```
     pub fn new() -> Self {
         Self::default()
     }
@@ -195,6 +273,15 @@ impl SemaphoreOptions {
     /// may require more, or round it up: on etcd, the TTL is at least 2 s, in whole seconds.
     ///
     /// Default: 30 s.
+    ///
+    /// ```
+    /// # use std::time::Duration;
+    /// # use leasehold::SemaphoreOptions;
+    /// let options = SemaphoreOptions::new().ttl(Duration::from_secs(10)); // a dead holder blocks others for 10 s
+    /// # drop(options);
+    /// ```
+    #[doc(alias = "lease time")]
+    #[doc(alias = "expiry")]
     pub const fn ttl(mut self, ttl: Duration) -> Self {
         self.hold.ttl = ttl;
         self
@@ -204,6 +291,15 @@ impl SemaphoreOptions {
     /// [`MutexOptions::renewal_period`].
     ///
     /// Default: a third of the TTL.
+    ///
+    /// ```
+    /// # use std::time::Duration;
+    /// # use leasehold::SemaphoreOptions;
+    /// let options = SemaphoreOptions::new().ttl(Duration::from_secs(10)).renewal_period(Duration::from_secs(2));
+    /// # drop(options);
+    /// ```
+    #[doc(alias = "watchdog")]
+    #[doc(alias = "heartbeat")]
     pub const fn renewal_period(mut self, period: Duration) -> Self {
         self.hold.renewal_period = Some(period);
         self
@@ -214,6 +310,13 @@ impl SemaphoreOptions {
     /// passed on within the client, the time starts again for the next holder. 10 ms or more.
     ///
     /// Default: none.
+    ///
+    /// ```
+    /// # use std::time::Duration;
+    /// # use leasehold::SemaphoreOptions;
+    /// let options = SemaphoreOptions::new().max_hold(Duration::from_secs(300)); // whoever hangs for longer loses it
+    /// # drop(options);
+    /// ```
     pub const fn max_hold(mut self, hold: Duration) -> Self {
         self.hold.max_hold = Some(hold);
         self
@@ -226,6 +329,12 @@ impl SemaphoreOptions {
     ///
     /// Default: `semaphore:` for a [`CountingSemaphore`](crate::CountingSemaphore), `fair-semaphore:` for a
     /// [`FairSemaphore`](crate::FairSemaphore).
+    ///
+    /// ```
+    /// # use leasehold::SemaphoreOptions;
+    /// let options = SemaphoreOptions::new().prefix("shop:");
+    /// # drop(options);
+    /// ```
     pub fn prefix(mut self, prefix: impl Into<String>) -> Self {
         self.hold.prefix = Some(prefix.into());
         self
@@ -247,6 +356,12 @@ impl SemaphoreOptions {
     /// A [`FairSemaphore`](crate::FairSemaphore) is served in strict order and rejects this option.
     ///
     /// Default: off.
+    ///
+    /// ```
+    /// # use leasehold::SemaphoreOptions;
+    /// let options = SemaphoreOptions::new().local_handover(true);
+    /// # drop(options);
+    /// ```
     pub const fn local_handover(mut self, allowed: bool) -> Self {
         self.local_handover = allowed;
         self
@@ -265,6 +380,12 @@ impl SemaphoreOptions {
     /// like any other handle, so an old process that starts again while new ones are in use changes the limit back.
     ///
     /// Default: [`Refuse`](OnOtherLimit::Refuse).
+    ///
+    /// ```
+    /// # use leasehold::SemaphoreOptions;
+    /// let options = SemaphoreOptions::new().on_other_limit(leasehold::OnOtherLimit::Set);
+    /// # drop(options);
+    /// ```
     pub const fn on_other_limit(mut self, choice: OnOtherLimit) -> Self {
         self.on_other_limit = choice;
         self

@@ -15,6 +15,21 @@ use crate::primitive::Primitive;
 
 /// A lock that at most one **owner** holds at a time, and that this owner can acquire again while holding it.
 ///
+/// ```
+/// # #[tokio::main(flavor = "current_thread")]
+/// # async fn main() -> Result<(), leasehold::Error> {
+/// let client = leasehold::Client::memory();
+/// let order = client.reentrant_lock("stock", "order-42")?;
+/// let outer = order.lock().await?;
+/// let inner = order.lock().await?; // does not deadlock
+/// assert_eq!(outer.token(), inner.token());
+/// drop(outer);
+/// assert!(client.reentrant_lock("stock", "order-43")?.try_lock().await?.is_none(), "other owners have to wait");
+/// inner.release().await?;
+/// assert!(client.mutex("stock")?.try_lock().await?.is_some());
+/// # Ok(()) }
+/// ```
+///
 /// # Owners
 ///
 /// An owner is never a thread or a task, which are short-lived and have no identity in other processes. It is the name
@@ -41,21 +56,8 @@ use crate::primitive::Primitive;
 ///
 /// The lock key follows the canonical recipe, as for the mutex, so this lock and clients of other libraries exclude
 /// each other.
-///
-/// ```
-/// # #[tokio::main(flavor = "current_thread")]
-/// # async fn main() -> Result<(), leasehold::Error> {
-/// let client = leasehold::Client::memory();
-/// let order = client.reentrant_lock("stock", "order-42")?;
-/// let outer = order.lock().await?;
-/// let inner = order.lock().await?; // does not deadlock
-/// assert_eq!(outer.token(), inner.token());
-/// drop(outer);
-/// assert!(client.reentrant_lock("stock", "order-43")?.try_lock().await?.is_none(), "other owners have to wait");
-/// inner.release().await?;
-/// assert!(client.mutex("stock")?.try_lock().await?.is_some());
-/// # Ok(()) }
-/// ```
+#[doc(alias = "recursive")]
+#[doc(alias = "RLock")]
 #[derive(Clone)]
 pub struct ReentrantLock {
     primitive: Primitive,
@@ -103,6 +105,16 @@ impl ReentrantLock {
     /// The maximum hold time is measured from the first of the nested guards within a client. If this client has just
     /// dropped the owner's last guard, the call first waits for its release, for up to 1 s.
     ///
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> Result<(), leasehold::Error> {
+    /// # let client = leasehold::Client::memory();
+    /// let order = client.reentrant_lock("stock", "order-42")?;
+    /// let guard = order.lock().await?; // waits as long as necessary
+    /// # drop(guard);
+    /// # Ok(()) }
+    /// ```
+    ///
     /// # Errors
     ///
     /// As for [`DistMutex::lock`](crate::DistMutex::lock).
@@ -124,6 +136,18 @@ impl ReentrantLock {
 
     /// Acquires the lock if this owner already holds it, or if nobody holds it or waits for it.
     ///
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> Result<(), leasehold::Error> {
+    /// # let client = leasehold::Client::memory();
+    /// let order = client.reentrant_lock("stock", "order-42")?;
+    /// match order.try_lock().await? {
+    ///     Some(guard) => guard.release().await?,
+    ///     None => println!("somebody else has it"),
+    /// }
+    /// # Ok(()) }
+    /// ```
+    ///
     /// # Errors
     ///
     /// As for [`DistMutex::try_lock`](crate::DistMutex::try_lock).
@@ -143,6 +167,16 @@ impl ReentrantLock {
     }
 
     /// Acquires the lock: at once if this owner already holds it, otherwise waiting for at most `timeout`.
+    ///
+    /// ```
+    /// # use std::time::Duration;
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> Result<(), leasehold::Error> {
+    /// # let client = leasehold::Client::memory();
+    /// let guard = client.reentrant_lock("stock", "order-42")?.lock_timeout(Duration::from_secs(5)).await?;
+    /// # drop(guard);
+    /// # Ok(()) }
+    /// ```
     ///
     /// # Errors
     ///
@@ -165,6 +199,17 @@ impl ReentrantLock {
     /// Returns who holds the lock and who waits for it, with one holder per lease. This is a snapshot and may already
     /// be out of date.
     ///
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> Result<(), leasehold::Error> {
+    /// # let client = leasehold::Client::memory();
+    /// let order = client.reentrant_lock("stock", "order-42")?;
+    /// let guard = order.lock().await?;
+    /// println!("held by {:?}", order.inspect().await?.holder());
+    /// # drop(guard);
+    /// # Ok(()) }
+    /// ```
+    ///
     /// # Errors
     ///
     /// As for [`DistMutex::inspect`](crate::DistMutex::inspect).
@@ -180,6 +225,17 @@ impl ReentrantLock {
     /// nobody held it. See [`DistMutex::force_release`](crate::DistMutex::force_release) for how the holders are
     /// notified.
     ///
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> Result<(), leasehold::Error> {
+    /// # let client = leasehold::Client::memory();
+    /// let order = client.reentrant_lock("stock", "order-42")?;
+    /// let stuck = order.lock().await?;
+    /// order.force_release().await?; // its holder is told, and the next waiter has the lock
+    /// stuck.lost().await;
+    /// # Ok(()) }
+    /// ```
+    ///
     /// # Errors
     ///
     /// As for [`DistMutex::force_release`](crate::DistMutex::force_release).
@@ -187,6 +243,9 @@ impl ReentrantLock {
     /// # Cancel safety
     ///
     /// As for [`DistMutex::force_release`](crate::DistMutex::force_release).
+    #[doc(alias = "break")]
+    #[doc(alias = "steal")]
+    #[doc(alias = "unlock")]
     pub async fn force_release(&self) -> Result<bool, Error> {
         self.primitive.force_release().await
     }

@@ -61,6 +61,9 @@ use crate::primitive::Primitive;
 /// # drop(reading);
 /// # Ok(()) }
 /// ```
+#[doc(alias = "shared lock")]
+#[doc(alias = "exclusive lock")]
+#[doc(alias = "reader-writer lock")]
 #[derive(Clone)]
 pub struct RwLock {
     primitive: Primitive,
@@ -123,6 +126,15 @@ impl RwLock {
     /// Locks for reading, together with other readers, waiting as long as necessary until every request that arrived
     /// earlier was served and no writer holds the lock.
     ///
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> Result<(), leasehold::Error> {
+    /// # let client = leasehold::Client::memory();
+    /// let reading = client.rw_lock("prices")?.read().await?; // together with other readers
+    /// # drop(reading);
+    /// # Ok(()) }
+    /// ```
+    ///
     /// # Errors
     ///
     /// As for [`DistMutex::lock`](crate::DistMutex::lock).
@@ -143,6 +155,15 @@ impl RwLock {
     ///
     /// If this client has just dropped a guard of the same lock, the call first waits for its release, for up to 1 s.
     ///
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> Result<(), leasehold::Error> {
+    /// # let client = leasehold::Client::memory();
+    /// let reading = client.rw_lock("prices")?.try_read().await?;
+    /// assert!(reading.is_some());
+    /// # Ok(()) }
+    /// ```
+    ///
     /// # Errors
     ///
     /// As for [`DistMutex::try_lock`](crate::DistMutex::try_lock).
@@ -161,6 +182,16 @@ impl RwLock {
     /// Locks for reading, waiting for at most `timeout`. However short the timeout, the call waits up to 100 ms for a
     /// first answer from the store.
     ///
+    /// ```
+    /// # use std::time::Duration;
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> Result<(), leasehold::Error> {
+    /// # let client = leasehold::Client::memory();
+    /// let reading = client.rw_lock("prices")?.read_timeout(Duration::from_secs(5)).await?;
+    /// # drop(reading);
+    /// # Ok(()) }
+    /// ```
+    ///
     /// # Errors
     ///
     /// As for [`DistMutex::lock_timeout`](crate::DistMutex::lock_timeout).
@@ -178,6 +209,15 @@ impl RwLock {
 
     /// Locks for writing, alone, waiting as long as necessary until every request that arrived earlier was served and
     /// all their guards are gone.
+    ///
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> Result<(), leasehold::Error> {
+    /// # let client = leasehold::Client::memory();
+    /// let writing = client.rw_lock("prices")?.write().await?; // alone
+    /// # drop(writing);
+    /// # Ok(()) }
+    /// ```
     ///
     /// # Errors
     ///
@@ -198,6 +238,15 @@ impl RwLock {
     ///
     /// If this client has just dropped a guard of the same lock, the call first waits for its release, for up to 1 s.
     ///
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> Result<(), leasehold::Error> {
+    /// # let client = leasehold::Client::memory();
+    /// let writing = client.rw_lock("prices")?.try_write().await?;
+    /// assert!(writing.is_some());
+    /// # Ok(()) }
+    /// ```
+    ///
     /// # Errors
     ///
     /// As for [`DistMutex::try_lock`](crate::DistMutex::try_lock).
@@ -216,6 +265,16 @@ impl RwLock {
     /// Locks for writing, waiting for at most `timeout`. However short the timeout, the call waits up to 100 ms for a
     /// first answer from the store.
     ///
+    /// ```
+    /// # use std::time::Duration;
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> Result<(), leasehold::Error> {
+    /// # let client = leasehold::Client::memory();
+    /// let writing = client.rw_lock("prices")?.write_timeout(Duration::from_secs(5)).await?;
+    /// # drop(writing);
+    /// # Ok(()) }
+    /// ```
+    ///
     /// # Errors
     ///
     /// As for [`DistMutex::lock_timeout`](crate::DistMutex::lock_timeout).
@@ -233,6 +292,17 @@ impl RwLock {
 
     /// Returns who holds the lock and who waits for it: a writer has [`MAX_READERS`](Self::MAX_READERS) permits, a
     /// reader one. This is a snapshot and may already be out of date.
+    ///
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> Result<(), leasehold::Error> {
+    /// # let client = leasehold::Client::memory();
+    /// let prices = client.rw_lock("prices")?;
+    /// let reading = prices.read().await?;
+    /// assert_eq!(prices.inspect().await?.holders.len(), 1);
+    /// # drop(reading);
+    /// # Ok(()) }
+    /// ```
     ///
     /// # Errors
     ///
@@ -262,6 +332,16 @@ impl fmt::Debug for RwLock {
 
 /// A [`RwLock`] held for writing. It is a [`Guard`] in all other respects: see there for what happens when it is
 /// dropped, and when its lease is lost.
+///
+/// ```
+/// # #[tokio::main(flavor = "current_thread")]
+/// # async fn main() -> Result<(), leasehold::Error> {
+/// # let client = leasehold::Client::memory();
+/// let writing = client.rw_lock("prices")?.write().await?;
+/// println!("UPDATE … WHERE token <= {}", writing.token());
+/// writing.release().await?;
+/// # Ok(()) }
+/// ```
 #[must_use = "dropping the guard releases it at once"]
 pub struct WriteGuard(pub(crate) Guard);
 
@@ -272,6 +352,17 @@ impl WriteGuard {
     /// If the store does not confirm that within 4 s, or refuses it, this is logged and the guard is returned all the
     /// same: it is held, and until the store has carried out the change, which is repeated in the background for a
     /// minute, or for the TTL if that is longer, other readers wait.
+    ///
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> Result<(), leasehold::Error> {
+    /// # let client = leasehold::Client::memory();
+    /// let prices = client.rw_lock("prices")?;
+    /// let reading = prices.write().await?.downgrade().await?; // never free in between
+    /// assert!(prices.try_read().await?.is_some());
+    /// # drop(reading);
+    /// # Ok(()) }
+    /// ```
     ///
     /// # Errors
     ///

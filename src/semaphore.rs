@@ -14,6 +14,19 @@ use crate::permits::Permits;
 
 /// Limits how many permits are held at a time among all processes that use the same store.
 ///
+/// ```
+/// # #[tokio::main(flavor = "current_thread")]
+/// # async fn main() -> Result<(), leasehold::Error> {
+/// let client = leasehold::Client::memory();
+/// let calls = client.counting_semaphore("slow-service", 5)?;
+/// let one = calls.acquire().await?;
+/// let three = calls.acquire_many(3).await?;
+/// assert_eq!(calls.available().await?, 1);
+/// assert!(calls.try_acquire_many(2).await?.is_none());
+/// drop((one, three));
+/// # Ok(()) }
+/// ```
+///
 /// Cheap to clone. All clones, and all counting semaphores with the same prefix and name on the same store, share their
 /// permits. Each permit is held under a lease that is renewed while its [`Guard`] is alive, so a crash leaks nothing.
 ///
@@ -48,19 +61,12 @@ use crate::permits::Permits;
 ///
 /// Only the store's clock matters. A client whose clock is wrong by hours neither takes one permit too many nor keeps
 /// one too long.
-///
-/// ```
-/// # #[tokio::main(flavor = "current_thread")]
-/// # async fn main() -> Result<(), leasehold::Error> {
-/// let client = leasehold::Client::memory();
-/// let calls = client.counting_semaphore("slow-service", 5)?;
-/// let one = calls.acquire().await?;
-/// let three = calls.acquire_many(3).await?;
-/// assert_eq!(calls.available().await?, 1);
-/// assert!(calls.try_acquire_many(2).await?.is_none());
-/// drop((one, three));
-/// # Ok(()) }
-/// ```
+#[doc(alias = "semaphore")]
+#[doc(alias = "rate limit")]
+#[doc(alias = "rate limiter")]
+#[doc(alias = "concurrency limit")]
+#[doc(alias = "throttle")]
+#[doc(alias = "worker pool")]
 #[derive(Clone)]
 pub struct CountingSemaphore {
     permits: Permits,
@@ -95,6 +101,15 @@ impl CountingSemaphore {
     /// If the store stops answering in the meantime, the call keeps waiting, because the queue usually survives an
     /// outage; see the errors for how long.
     ///
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> Result<(), leasehold::Error> {
+    /// # let client = leasehold::Client::memory();
+    /// let permit = client.counting_semaphore("printer", 5)?.acquire().await?; // waits as long as necessary
+    /// # drop(permit);
+    /// # Ok(()) }
+    /// ```
+    ///
     /// # Errors
     ///
     /// * [`Error::LimitDiffers`] if the limit in force is not the limit of this handle, unless the handle follows or
@@ -121,6 +136,15 @@ impl CountingSemaphore {
 
     /// Acquires `permits` permits together, under one guard, waiting as long as necessary until all of them are free.
     ///
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> Result<(), leasehold::Error> {
+    /// # let client = leasehold::Client::memory();
+    /// let three = client.counting_semaphore("printer", 5)?.acquire_many(3).await?; // all or nothing
+    /// assert_eq!(three.permits(), 3);
+    /// # Ok(()) }
+    /// ```
+    ///
     /// # Errors
     ///
     /// As for [`acquire`](Self::acquire).
@@ -141,6 +165,17 @@ impl CountingSemaphore {
     /// If this client has just dropped a guard of the same semaphore, the call first waits for its release, for up to 1
     /// s.
     ///
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> Result<(), leasehold::Error> {
+    /// # let client = leasehold::Client::memory();
+    /// match client.counting_semaphore("printer", 5)?.try_acquire().await? {
+    ///     Some(permit) => permit.release().await?,
+    ///     None => println!("all are taken"),
+    /// }
+    /// # Ok(()) }
+    /// ```
+    ///
     /// # Errors
     ///
     /// [`Error::StoreUnavailable`] if the store has not answered for 4 s, plus the time that the last request takes to
@@ -159,6 +194,15 @@ impl CountingSemaphore {
 
     /// Acquires `permits` permits together if that many are free.
     ///
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> Result<(), leasehold::Error> {
+    /// # let client = leasehold::Client::memory();
+    /// let three = client.counting_semaphore("printer", 5)?.try_acquire_many(3).await?;
+    /// assert!(three.is_some());
+    /// # Ok(()) }
+    /// ```
+    ///
     /// # Errors
     ///
     /// As for [`try_acquire`](Self::try_acquire).
@@ -175,6 +219,16 @@ impl CountingSemaphore {
     }
 
     /// Acquires one permit, waiting for at most `timeout`.
+    ///
+    /// ```
+    /// # use std::time::Duration;
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> Result<(), leasehold::Error> {
+    /// # let client = leasehold::Client::memory();
+    /// let permit = client.counting_semaphore("printer", 5)?.acquire_timeout(Duration::from_secs(5)).await?;
+    /// # drop(permit);
+    /// # Ok(()) }
+    /// ```
     ///
     /// # Errors
     ///
@@ -194,6 +248,16 @@ impl CountingSemaphore {
 
     /// Acquires `permits` permits together, waiting for at most `timeout`.
     ///
+    /// ```
+    /// # use std::time::Duration;
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> Result<(), leasehold::Error> {
+    /// # let client = leasehold::Client::memory();
+    /// let three = client.counting_semaphore("printer", 5)?.acquire_many_timeout(3, Duration::from_secs(5)).await?;
+    /// # drop(three);
+    /// # Ok(()) }
+    /// ```
+    ///
     /// # Errors
     ///
     /// As for [`acquire_timeout`](Self::acquire_timeout).
@@ -212,6 +276,14 @@ impl CountingSemaphore {
     /// How many permits are free: the limit minus the permits in use, or 0 while more are held than a reduced limit
     /// allows. This is a snapshot and may already be out of date.
     ///
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> Result<(), leasehold::Error> {
+    /// # let client = leasehold::Client::memory();
+    /// assert_eq!(client.counting_semaphore("printer", 5)?.available().await?, 5);
+    /// # Ok(()) }
+    /// ```
+    ///
     /// # Errors
     ///
     /// [`Error::StoreUnavailable`], [`Error::StoreRefused`] and [`Error::Closed`], as for
@@ -228,6 +300,17 @@ impl CountingSemaphore {
     /// of date. The cost grows with the number of holders and waiters; if you only need a number, use
     /// [`available`](Self::available).
     ///
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> Result<(), leasehold::Error> {
+    /// # let client = leasehold::Client::memory();
+    /// let printer = client.counting_semaphore("printer", 5)?;
+    /// let permit = printer.acquire().await?;
+    /// assert_eq!(printer.inspect().await?.in_use, 1);
+    /// # drop(permit);
+    /// # Ok(()) }
+    /// ```
+    ///
     /// # Errors
     ///
     /// As for [`available`](Self::available).
@@ -241,6 +324,16 @@ impl CountingSemaphore {
 
     /// Changes the limit in force to `limit`, for all clients. Increasing it grants waiting requests at once.
     /// Decreasing it revokes nothing: no new requests are granted until enough permits have been returned.
+    ///
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> Result<(), leasehold::Error> {
+    /// # let client = leasehold::Client::memory();
+    /// let printer = client.counting_semaphore("printer", 5)?;
+    /// printer.resize(8).await?; // for all clients at once
+    /// assert_eq!(printer.available().await?, 8);
+    /// # Ok(()) }
+    /// ```
     ///
     /// # Errors
     ///

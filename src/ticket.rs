@@ -70,6 +70,17 @@ impl Guard {
     /// Permits of a semaphore and a [read lock](crate::RwLock) are handed over as they are. The hold of a reentrant
     /// lock keeps its owner, which re-enters it where the ticket is resumed.
     ///
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> Result<(), leasehold::Error> {
+    /// # let client = leasehold::Client::memory();
+    /// let guard = client.mutex("machine:42")?.lock().await?;
+    /// let secret = guard.into_ticket()?.expose(); // for a message to another process
+    /// let ticket = secret.parse::<leasehold::LeaseTicket>()?;
+    /// assert_eq!(ticket.name(), "machine:42");
+    /// # Ok(()) }
+    /// ```
+    ///
     /// # Errors
     ///
     /// * [`Error::Lost`] if the lease was lost.
@@ -78,6 +89,9 @@ impl Guard {
     /// * [`Error::Unsupported`] if a lease does not outlive its client on this store (ZooKeeper and Redlock).
     ///
     /// In the last two cases this guard is released, as if it had been dropped.
+    #[doc(alias = "handover")]
+    #[doc(alias = "transfer")]
+    #[doc(alias = "forget")]
     pub fn into_ticket(mut self) -> Result<LeaseTicket, Error> {
         let handed = self.hand_over()?;
         Ok(LeaseTicket(handed))
@@ -90,6 +104,17 @@ impl Client {
     ///
     /// If the lease is [released by force](crate::DistMutex::force_release), this client is notified at its next
     /// renewal.
+    ///
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> Result<(), leasehold::Error> {
+    /// # let client = leasehold::Client::memory();
+    /// let guard = client.mutex("machine:42")?.lock().await?;
+    /// let token = guard.token();
+    /// let ticket = guard.into_ticket()?;
+    /// assert_eq!(client.resume(&ticket).await?.token(), token); // usually in another process
+    /// # Ok(()) }
+    /// ```
     ///
     /// # Errors
     ///

@@ -23,6 +23,15 @@ use crate::runtime::spawn_on;
 /// A store that has not been tried yet is not known to be unreachable, so a client that connects when needed tries it
 /// with its first request. While requests fail, the store is still pinged whenever one does, one ping at a time: so the
 /// client finds out when it is back, even if nothing else of it talks to the store.
+///
+/// ```
+/// use std::sync::Arc;
+/// use leasehold::backend::FailFast;
+/// use leasehold::{Client, MemoryBackend};
+///
+/// let client = Client::with_backend(Arc::new(FailFast::new(Arc::new(MemoryBackend::new()))));
+/// # drop(client);
+/// ```
 #[derive(Debug)]
 pub struct FailFast {
     store: Arc<dyn Backend>,

@@ -9,6 +9,16 @@ use uuid::Uuid;
 /// Identifies one acquisition: the client that made it, and a number.
 ///
 /// Anyone who knows a lease id can end the lease, so `Debug` prints only enough of it to tell two ids apart.
+///
+/// ```
+/// use leasehold::backend::LeaseId;
+/// use uuid::Uuid;
+///
+/// let client = Uuid::new_v4();
+/// let id = LeaseId::next(client);
+/// assert_eq!(LeaseId::parse(&id.to_string()), Some(id)); // as it is stored
+/// assert!(!format!("{id:?}").contains(&client.to_string())); // as it is logged
+/// ```
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub struct LeaseId {
     client: Uuid,

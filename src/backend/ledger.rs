@@ -60,6 +60,15 @@ const STAGGERED: usize = 250;
 const MAX_REVOKED: usize = 64;
 
 /// The store's time, in microseconds since a fixed instant, and its token floor.
+///
+/// ```
+/// use leasehold::backend::Stamp;
+///
+/// // A clock that is right within a millisecond, whose time is also the floor of the tokens.
+/// let now = 1_700_000_000_000_000;
+/// let stamp = Stamp::new(now, now + 1_000, now);
+/// assert!(stamp.now <= stamp.late);
+/// ```
 #[derive(Clone, Copy, Debug)]
 #[non_exhaustive]
 pub struct Stamp {
@@ -87,6 +96,26 @@ impl Stamp {
 /// What is held under one key, and who waits for it.
 ///
 /// `Display` and `FromStr` convert it to a compact text and back, for stores that keep it as a record.
+///
+/// ```
+/// use std::time::Duration;
+/// use leasehold::backend::{Answer, Claim, Effects, Kind, LeaseId, LeaseRef, Ledger, Request, Resource, Stamp};
+/// use uuid::Uuid;
+///
+/// let (mut ledger, mut effects) = (Ledger::default(), Effects::default());
+/// let resource = Resource::new("lock:cart:7", Kind::Mutex);
+/// let mut request = || {
+///     let lease = LeaseRef::new(LeaseId::next(Uuid::new_v4()), resource.clone());
+///     let request = Request::new(lease, Claim::Sole, Duration::from_secs(30));
+///     ledger.request(&request, Stamp::new(1_000, 1_000, 1_000), &mut effects)
+/// };
+/// assert!(matches!(request()?, Answer::Granted(_)));
+/// assert!(matches!(request()?, Answer::Busy { .. }));
+/// // What a store keeps, and reads back with `parse`.
+/// let record = ledger.to_string();
+/// assert!(record.parse::<Ledger>().is_ok());
+/// # Ok::<(), leasehold::BackendError>(())
+/// ```
 #[derive(Clone, Debug)]
 pub struct Ledger {
     kind: Kind,

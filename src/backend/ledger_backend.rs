@@ -20,6 +20,51 @@ use crate::closing::Closing;
 /// What a database must provide so that [`LedgerBackend`] can use it as a store: atomic changes of one record and, if
 /// possible, messages to other clients.
 ///
+/// ```
+/// use std::collections::HashMap;
+/// use std::sync::{Arc, Mutex, PoisonError};
+/// use std::time::{Duration, SystemTime};
+///
+/// use leasehold::backend::{Capabilities, Effects, Ledger, LedgerBackend, LedgerStore, Stamp, Wakes};
+/// use leasehold::{BackendError, Client};
+///
+/// /// Records in memory, as text: in place of the map, a database.
+/// #[derive(Debug, Default)]
+/// struct Table(Mutex<HashMap<Arc<str>, String>>);
+///
+/// impl LedgerStore for Table {
+///     async fn transact<T: Send + 'static>(
+///         &self,
+///         keys: &[Arc<str>],
+///         mut change: impl FnMut(usize, &mut Ledger, Stamp) -> (T, Effects) + Send + 'static,
+///     ) -> Result<Vec<T>, BackendError> {
+///         let mut rows = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+///         let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default().as_micros() as u64;
+///         let mut results = Vec::new();
+///         for (n, key) in keys.iter().enumerate() {
+///             let stored = rows.get(key).map_or(Ok(Ledger::default()), |row| row.parse());
+///             let mut ledger = stored.map_err(|_| BackendError::WrongType { source: "not a ledger".into() })?;
+///             results.push(change(n, &mut ledger, Stamp::new(now, now, now)).0);
+///             rows.insert(Arc::clone(key), ledger.to_string());
+///         }
+///         Ok(results)
+///     }
+///
+///     fn capabilities(&self) -> Capabilities {
+///         let mut capabilities = Capabilities::new("table:");
+///         capabilities.wakes = Wakes::Polled(Duration::from_millis(50));
+///         capabilities
+///     }
+/// }
+///
+/// # #[tokio::main(flavor = "current_thread")]
+/// # async fn main() -> Result<(), leasehold::Error> {
+/// let client = Client::with_backend(Arc::new(LedgerBackend::on(Table::default())));
+/// client.mutex("cart:7")?.lock().await?.release().await?;
+/// # client.shutdown().await
+/// # }
+/// ```
+///
 /// The record is a [`Ledger`], stored as its text or in any other form. See [`Ledger::is_in_use`] for when it may be
 /// deleted.
 pub trait LedgerStore: fmt::Debug + Send + Sync + 'static {
@@ -97,6 +142,15 @@ pub trait LedgerStore: fmt::Debug + Send + Sync + 'static {
 }
 
 /// A full [`Backend`] on a [`LedgerStore`].
+///
+/// ```
+/// use leasehold::backend::{LedgerBackend, LedgerStore};
+///
+/// /// A client of any such store: see `LedgerStore` for one.
+/// fn client_of<S: LedgerStore>(store: S) -> leasehold::Client {
+///     leasehold::Client::with_backend(std::sync::Arc::new(LedgerBackend::on(store)))
+/// }
+/// ```
 pub struct LedgerBackend<S> {
     store: S,
     client: Uuid,

@@ -112,6 +112,13 @@ struct Records {
 
 impl MemoryBackend {
     /// A new, empty store.
+    ///
+    /// ```
+    /// # use std::sync::Arc;
+    /// # use leasehold::{Client, MemoryBackend};
+    /// let client = Client::with_backend(Arc::new(MemoryBackend::new()));
+    /// # drop(client);
+    /// ```
     #[must_use]
     pub fn new() -> Self {
         Self::on(Shared::new())
@@ -119,6 +126,18 @@ impl MemoryBackend {
 
     /// A client of the store called `name` in this process: the one that is in use under that name, or a new one. It is
     /// what the URL `memory:NAME` stands for.
+    ///
+    /// ```
+    /// # use std::sync::Arc;
+    /// # use leasehold::{Client, MemoryBackend};
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> Result<(), leasehold::Error> {
+    /// let guard = Client::connect("memory:shop").await?.mutex("cart:7")?.lock().await?;
+    /// let same = Client::with_backend(Arc::new(MemoryBackend::named("shop")));
+    /// assert!(same.mutex("cart:7")?.try_lock().await?.is_none());
+    /// # drop(guard);
+    /// # Ok(()) }
+    /// ```
     #[must_use]
     pub fn named(name: &str) -> Self {
         let shared = NAMED.with(|named| {
@@ -141,6 +160,19 @@ impl MemoryBackend {
     }
 
     /// Another client of the same store, like another process that uses the same Redis server.
+    ///
+    /// ```
+    /// # use std::sync::Arc;
+    /// # use leasehold::{Client, MemoryBackend};
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> Result<(), leasehold::Error> {
+    /// let store = MemoryBackend::new();
+    /// let (one, other) = (Client::with_backend(Arc::new(store.peer())), Client::with_backend(Arc::new(store)));
+    /// let guard = one.mutex("cart:7")?.lock().await?;
+    /// assert!(other.mutex("cart:7")?.try_lock().await?.is_none());
+    /// # drop(guard);
+    /// # Ok(()) }
+    /// ```
     #[must_use]
     pub fn peer(&self) -> Self {
         Self::on(Arc::clone(&self.store().shared))
@@ -171,6 +203,20 @@ impl MemoryBackend {
     /// From now on, this client cannot reach the store: its calls fail, and it learns of no grants, until
     /// [`restore`](Self::restore). Its leases expire unless it is restored in time. Has no effect on a client that was
     /// crashed.
+    ///
+    /// ```
+    /// # use std::sync::Arc;
+    /// # use leasehold::{Client, LossReason, MemoryBackend};
+    /// # #[tokio::main(flavor = "current_thread", start_paused = true)]
+    /// # async fn main() -> Result<(), leasehold::Error> {
+    /// let store = Arc::new(MemoryBackend::new());
+    /// let client = Client::with_backend(store.clone());
+    /// let guard = client.mutex("cart:7")?.lock().await?;
+    /// store.cut_off();
+    /// assert_eq!(guard.lost().await, LossReason::StoreUnreachable); // after the TTL, at once on a paused clock
+    /// store.restore();
+    /// # Ok(()) }
+    /// ```
     pub fn cut_off(&self) {
         self.reach(Link::Cut { since: std::time::Instant::now() });
     }

@@ -125,6 +125,21 @@ pub(crate) use types::*;
 
 /// A store that manages leases. See the [module documentation](self) for the contract.
 ///
+/// ```
+/// # use std::time::Duration;
+/// # use leasehold::MemoryBackend;
+/// # use leasehold::backend::{Answer, Backend, Claim, Kind, LeaseRef, Released, Request, Resource};
+/// # #[tokio::main(flavor = "current_thread")]
+/// # async fn main() -> Result<(), leasehold::BackendError> {
+/// let store = MemoryBackend::new();
+/// let resource = Resource::new("lock:cart:7", Kind::Mutex);
+/// let lease = LeaseRef::new(store.lease_id(), resource);
+/// let answer = store.request(&Request::new(lease.clone(), Claim::Sole, Duration::from_secs(30))).await?;
+/// assert!(matches!(answer, Answer::Granted(_)));
+/// assert_eq!(store.release(&lease).await?, Released::Held);
+/// # Ok(()) }
+/// ```
+///
 /// Every future may be dropped at any point, on any thread. The outcome is then unknown, and the caller repeats the
 /// call or releases the lease.
 ///

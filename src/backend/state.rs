@@ -4,6 +4,13 @@ use std::fmt;
 use std::time::Instant;
 
 /// Whether a store can currently be reached.
+///
+/// ```
+/// # let client = leasehold::Client::memory();
+/// let state = client.state(); // no I/O
+/// println!("{}: {} servers", state.status, state.nodes.len());
+/// assert!(state.status.is_connected());
+/// ```
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct StoreState {
@@ -14,6 +21,13 @@ pub struct StoreState {
 }
 
 /// Whether one server of a store can currently be reached.
+///
+/// ```
+/// # let client = leasehold::Client::memory();
+/// for node in client.state().nodes {
+///     println!("{node}"); // such as: 127.0.0.1:6379 is disconnected (for 3.2s): Connection refused
+/// }
+/// ```
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct NodeState {
@@ -26,6 +40,17 @@ pub struct NodeState {
 }
 
 /// Whether a server can currently be reached.
+///
+/// ```
+/// # use leasehold::Status;
+/// # let client = leasehold::Client::memory();
+/// let ready = match client.state().status {
+///     Status::Connected => true,
+///     Status::Silent { since } => since.elapsed().as_secs() < 5,
+///     _ => false,
+/// };
+/// assert!(ready);
+/// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum Status {
@@ -122,6 +147,16 @@ impl fmt::Display for NodeState {
 }
 
 /// A problem or a risky setting found on a store's server.
+///
+/// ```
+/// # #[tokio::main(flavor = "current_thread")]
+/// # async fn main() -> Result<(), leasehold::Error> {
+/// # let client = leasehold::Client::memory();
+/// for finding in client.check().await? {
+///     println!("{:?}: {finding}", finding.severity);
+/// }
+/// # Ok(()) }
+/// ```
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Finding {
@@ -132,6 +167,16 @@ pub struct Finding {
 }
 
 /// How serious a [`Finding`] is.
+///
+/// ```
+/// # use leasehold::Severity;
+/// # #[tokio::main(flavor = "current_thread")]
+/// # async fn main() -> Result<(), leasehold::Error> {
+/// # let client = leasehold::Client::memory();
+/// let problems = client.check().await?.into_iter().filter(|found| found.severity >= Severity::Warning);
+/// assert_eq!(problems.count(), 0);
+/// # Ok(()) }
+/// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 #[non_exhaustive]
 pub enum Severity {

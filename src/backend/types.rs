@@ -12,12 +12,29 @@ use crate::error::LossReason;
 use crate::fence::FencingToken;
 
 /// The shortest TTL: a shorter TTL could expire during one slow round trip.
+///
+/// ```
+/// let options = leasehold::MutexOptions::new().ttl(leasehold::MIN_TTL / 2);
+/// assert!(leasehold::Client::memory().mutex_with("machine:42", options).is_err());
+/// ```
 pub const MIN_TTL: Duration = Duration::from_millis(100);
 /// The longest TTL: a store remembers the last token of an idle name for a day, and must not forget it
 /// during a lease.
+///
+/// ```
+/// let options = leasehold::MutexOptions::new().ttl(leasehold::MAX_TTL);
+/// assert!(leasehold::Client::memory().mutex_with("machine:42", options).is_ok());
+/// ```
 pub const MAX_TTL: Duration = Duration::from_secs(24 * 60 * 60);
 
 /// Something that can be held: a key, and the rules for holding it.
+///
+/// ```
+/// use leasehold::backend::{Kind, Resource};
+///
+/// let resource = Resource::named("shop:", "cart:7", Kind::Mutex);
+/// assert_eq!((&*resource.key, resource.prefix(), resource.name()), ("shop:cart:7", "shop:", "cart:7"));
+/// ```
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 #[non_exhaustive]
 pub struct Resource {
@@ -72,6 +89,13 @@ impl Resource {
 }
 
 /// The rules under which a key is held.
+///
+/// ```
+/// use leasehold::backend::Kind;
+///
+/// assert!(Kind::ALL.iter().all(|kind| Kind::parse(kind.as_str()) == Some(*kind)));
+/// assert!(Kind::Fair.is_semaphore() && !Kind::Reentrant.is_semaphore());
+/// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 #[allow(clippy::exhaustive_enums, reason = "a store has to tell all of them apart")]
 pub enum Kind {
@@ -114,6 +138,15 @@ impl Kind {
 }
 
 /// A lease and its resource.
+///
+/// ```
+/// use leasehold::backend::{Kind, LeaseId, LeaseRef, Resource};
+/// use uuid::Uuid;
+///
+/// let client = Uuid::new_v4();
+/// let lease = LeaseRef::new(LeaseId::next(client), Resource::new("lock:cart:7", Kind::Mutex));
+/// assert_eq!(lease.id.client(), client);
+/// ```
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 #[non_exhaustive]
 pub struct LeaseRef {
@@ -132,6 +165,13 @@ impl LeaseRef {
 }
 
 /// How much of a resource a request wants.
+///
+/// ```
+/// use leasehold::backend::{Claim, Limit};
+///
+/// assert_eq!(Claim::Sole.permits(), 1);
+/// assert_eq!(Claim::Permits(3, Limit::stated(5)).limit(), Some(Limit::stated(5)));
+/// ```
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[allow(clippy::exhaustive_enums, reason = "a store has to tell all of them apart")]
 pub enum Claim {
@@ -177,6 +217,14 @@ impl Claim {
 /// A limit comes into force when a request first states it, and gets a version, which stays the same when the limit is
 /// changed. A new version begins after the limit has lapsed. Handles that know the version follow its changes; all
 /// others must state the limit that is in force.
+///
+/// ```
+/// use leasehold::backend::Limit;
+///
+/// let in_force = Limit::new(6, 41);
+/// assert!(Limit::new(5, 41).agrees_with(in_force), "it follows the changes of its version");
+/// assert!(!Limit::stated(5).agrees_with(in_force));
+/// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub struct Limit {
@@ -207,6 +255,16 @@ impl Limit {
 }
 
 /// A request for a resource. It is repeated as long as its lease waits; only the limit that it states may change.
+///
+/// ```
+/// use std::time::Duration;
+/// use leasehold::backend::{Claim, Kind, LeaseId, LeaseRef, Request, Resource};
+/// use uuid::Uuid;
+///
+/// let lease = LeaseRef::new(LeaseId::next(Uuid::new_v4()), Resource::new("lock:cart:7", Kind::Mutex));
+/// let request = Request::new(lease, Claim::Sole, Duration::from_secs(30)).waiting();
+/// assert!(request.waits);
+/// ```
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct Request {
@@ -242,6 +300,10 @@ impl Request {
 }
 
 /// The number of a place in the queue. It is never used again for that key.
+///
+/// ```
+/// assert!(leasehold::backend::Ticket::new(8) > leasehold::backend::Ticket::new(7));
+/// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Ticket(u64);
 
@@ -260,6 +322,14 @@ impl Ticket {
 }
 
 /// The answer to a request.
+///
+/// ```
+/// use leasehold::FencingToken;
+/// use leasehold::backend::{Answer, Grant};
+///
+/// let answer = Answer::Granted(Grant::new(FencingToken::new(7), None));
+/// assert_eq!(answer.limit(), None);
+/// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[allow(clippy::exhaustive_enums, reason = "callers must tell all of them apart")]
 pub enum Answer {
@@ -288,6 +358,15 @@ impl Answer {
 }
 
 /// The grant of a lease.
+///
+/// ```
+/// use std::time::Duration;
+/// use leasehold::FencingToken;
+/// use leasehold::backend::Grant;
+///
+/// let repeated = Grant::new(FencingToken::new(7), None).lasting(Duration::from_secs(12));
+/// assert_eq!(repeated.remaining, Some(Duration::from_secs(12)));
+/// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Grant {
@@ -315,6 +394,14 @@ impl Grant {
 }
 
 /// A place in the queue.
+///
+/// ```
+/// use std::time::Duration;
+/// use leasehold::backend::{Queued, Ticket};
+///
+/// let place = Queued::new(Ticket::new(7), Some(Duration::from_millis(250)), None);
+/// assert!(!place.holder_never_expires);
+/// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Queued {
@@ -343,6 +430,15 @@ impl Queued {
 ///
 /// A client gets events for its own leases only. Correctness does not depend on their delivery, because every waiting
 /// request is repeated; and because an event may be old, none is trusted on its own.
+///
+/// ```
+/// use leasehold::backend::Event;
+///
+/// // As text, for stores that pass it on as a message.
+/// let event = Event::Changed("lock:cart:7".into());
+/// assert_eq!(event.to_string().parse::<Event>()?, event);
+/// # Ok::<(), leasehold::BackendError>(())
+/// ```
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Event {
@@ -383,6 +479,16 @@ impl Event {
 }
 
 /// A request to renew a lease.
+///
+/// ```
+/// use std::time::Duration;
+/// use leasehold::backend::{Kind, LeaseId, LeaseRef, Renew, Resource};
+/// use uuid::Uuid;
+///
+/// let lease = LeaseRef::new(LeaseId::next(Uuid::new_v4()), Resource::new("lock:cart:7", Kind::Mutex));
+/// let renew = Renew::new(lease, Duration::from_secs(30));
+/// assert_eq!(renew.ttl, Duration::from_secs(30));
+/// ```
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct Renew {
@@ -401,6 +507,13 @@ impl Renew {
 }
 
 /// The answer to a renewal.
+///
+/// ```
+/// use leasehold::LossReason;
+/// use leasehold::backend::Renewal;
+///
+/// assert_ne!(Renewal::Renewed, Renewal::Lost(LossReason::Revoked));
+/// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[allow(clippy::exhaustive_enums, reason = "a lease is held or it is not")]
 pub enum Renewal {
@@ -414,6 +527,20 @@ pub enum Renewal {
 pub type Answered = (usize, Result<Renewal, BackendError>);
 
 /// What a release found.
+///
+/// ```
+/// use leasehold::backend::Released;
+///
+/// /// Whether the lease was held until its release.
+/// fn held(found: Released) -> Option<bool> {
+///     match found {
+///         Released::Held => Some(true),
+///         Released::Unknown => None,
+///         Released::Queued | Released::Revoked | Released::Taken | Released::Absent => Some(false),
+///     }
+/// }
+/// assert_eq!(held(Released::Held), Some(true));
+/// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[allow(clippy::exhaustive_enums, reason = "callers must tell all of them apart")]
 pub enum Released {
@@ -442,6 +569,17 @@ impl Released {
 }
 
 /// How much an inspection returns.
+///
+/// ```
+/// # use leasehold::{BackendError, MemoryBackend};
+/// # use leasehold::backend::{Backend, Detail, Kind, Resource};
+/// # #[tokio::main(flavor = "current_thread")]
+/// # async fn main() -> Result<(), BackendError> {
+/// let key = Resource::new("lock:cart:7", Kind::Mutex);
+/// let now = MemoryBackend::new().inspect(&key, Detail::Counts).await?;
+/// assert_eq!(now.in_use, 0);
+/// # Ok(()) }
+/// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[allow(clippy::exhaustive_enums, reason = "a store has to tell all of them apart")]
 pub enum Detail {
@@ -452,6 +590,20 @@ pub enum Detail {
 }
 
 /// Who holds a lock or permits, and who waits, at one moment.
+///
+/// ```
+/// # #[tokio::main(flavor = "current_thread")]
+/// # async fn main() -> Result<(), leasehold::Error> {
+/// # let client = leasehold::Client::memory();
+/// let mutex = client.mutex("machine:42")?;
+/// let guard = mutex.lock().await?;
+/// let now = mutex.inspect().await?;
+/// assert_eq!(now.holder().and_then(|holder| holder.token), Some(guard.token()));
+/// assert!(now.waiters.is_empty());
+/// # Ok(()) }
+/// ```
+#[doc(alias = "who holds")]
+#[doc(alias = "pg_locks")]
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Inspection {
@@ -470,6 +622,18 @@ pub struct Inspection {
 }
 
 /// What one node of a store on several servers says about a resource.
+///
+/// ```
+/// # #[tokio::main(flavor = "current_thread")]
+/// # async fn main() -> Result<(), leasehold::Error> {
+/// # let client = leasehold::Client::memory();
+/// let now = client.mutex("machine:42")?.inspect().await?;
+/// for node in &now.nodes {
+///     println!("{}: {:?}", node.store, node.view.as_ref().map(|view| view.in_use)); // with Redlock
+/// }
+/// assert!(now.nodes.is_empty(), "one server has no nodes");
+/// # Ok(()) }
+/// ```
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct NodeInspection {
@@ -502,6 +666,18 @@ impl Inspection {
 }
 
 /// A holder of a lock or of permits.
+///
+/// ```
+/// # #[tokio::main(flavor = "current_thread")]
+/// # async fn main() -> Result<(), leasehold::Error> {
+/// # let client = leasehold::Client::memory();
+/// let mutex = client.mutex("machine:42")?.with_note("merge");
+/// let guard = mutex.lock().await?;
+/// let holder = mutex.inspect().await?.holders.remove(0);
+/// assert_eq!(holder.note.as_deref(), Some("merge"));
+/// assert_eq!(holder.short_id(), Some(guard.lease_id())); // what logs print
+/// # Ok(()) }
+/// ```
 #[derive(Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Holder {
@@ -568,6 +744,17 @@ impl fmt::Debug for Holder {
 }
 
 /// A waiter whose place has not ended.
+///
+/// ```
+/// # #[tokio::main(flavor = "current_thread")]
+/// # async fn main() -> Result<(), leasehold::Error> {
+/// # let client = leasehold::Client::memory();
+/// let mutex = client.mutex("machine:42")?;
+/// for waiter in mutex.inspect().await?.waiters {
+///     println!("{} waits", waiter.label.as_deref().unwrap_or("somebody"));
+/// }
+/// # Ok(()) }
+/// ```
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Waiter {
@@ -592,6 +779,16 @@ impl Waiter {
 }
 
 /// A store's address and what it supports.
+///
+/// ```
+/// use std::time::Duration;
+/// use leasehold::backend::{Capabilities, Wakes};
+///
+/// // A store that cannot push.
+/// let mut capabilities = Capabilities::new("mystore://db.example");
+/// capabilities.wakes = Wakes::Polled(Duration::from_millis(50));
+/// assert_eq!(capabilities.kinds.len(), 4);
+/// ```
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Capabilities {
@@ -627,6 +824,13 @@ pub struct Capabilities {
 }
 
 /// How a waiting client learns that its lease is granted.
+///
+/// ```
+/// use leasehold::MemoryBackend;
+/// use leasehold::backend::{Backend, Wakes};
+///
+/// assert_eq!(MemoryBackend::new().capabilities().wakes, Wakes::Pushed);
+/// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Wakes {
@@ -681,6 +885,15 @@ mod tests {
 }
 
 /// Something that is held or awaited: see [`Backend::list`](super::Backend::list).
+///
+/// ```
+/// use leasehold::Holder;
+/// use leasehold::backend::{Kind, Listed, Resource};
+///
+/// let holder = Holder::new("another library's", None, None);
+/// let listed = Listed::new(Resource::new("lock:cart:7", Kind::Mutex), vec![holder], 3);
+/// assert_eq!(listed.waiters, 3);
+/// ```
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Listed {

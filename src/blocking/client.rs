@@ -17,11 +17,29 @@ use crate::ticket::LeaseTicket;
 
 /// A connection to a store, from which locks and semaphores are created: [`crate::Client`] without async. Cheap to
 /// clone, and can be used from any number of threads at a time.
+///
+/// ```
+/// use leasehold::blocking::Client;
+///
+/// let client = Client::connect("memory:")?;
+/// let guard = client.mutex("machine:42")?.lock()?; // blocks this thread
+/// guard.release()?;
+/// client.shutdown()?;
+/// # Ok::<(), leasehold::Error>(())
+/// ```
+#[doc(alias = "sync")]
+#[doc(alias = "synchronous")]
 #[derive(Clone)]
 pub struct Client(crate::Client);
 
 impl Client {
     /// Connects to the store that `url` names: see [`crate::Client::connect`] for the URLs.
+    ///
+    /// ```
+    /// let client = leasehold::blocking::Client::connect("memory:")?; // or "sqlite:locks.db", "redis://127.0.0.1:6379"
+    /// # drop(client);
+    /// # Ok::<(), leasehold::Error>(())
+    /// ```
     ///
     /// # Errors
     ///
@@ -260,6 +278,12 @@ impl fmt::Debug for Client {
 
 impl ClientBuilder {
     /// Connects, and waits for it: see [`blocking`](crate::blocking).
+    ///
+    /// ```
+    /// let client = leasehold::Client::builder("memory:").label("importer-2").connect_blocking()?;
+    /// # drop(client);
+    /// # Ok::<(), leasehold::Error>(())
+    /// ```
     ///
     /// # Errors
     ///

@@ -13,6 +13,17 @@ use crate::ticket::LeaseTicket;
 /// A held lock or permit: [`crate::Guard`] without async. It is renewed on the crate's own thread for as long as this
 /// guard is alive.
 ///
+/// ```
+/// # let client = leasehold::blocking::Client::memory();
+/// let guard = client.mutex("machine:42")?.lock()?;
+/// for step in ["read", "merge", "write"] {
+///     guard.check()?; // fails if the lease is lost
+///     println!("{step} under token {}", guard.token());
+/// }
+/// guard.release()?;
+/// # Ok::<(), leasehold::Error>(())
+/// ```
+///
 /// # Dropping
 ///
 /// Dropping the last guard of a lease releases it. The drop waits for the store, because the process may be about to
@@ -162,6 +173,16 @@ impl fmt::Debug for Guard {
 }
 
 /// The end of a lease: see [`Guard::ended`].
+///
+/// ```
+/// # use std::time::Duration;
+/// # let client = leasehold::blocking::Client::memory();
+/// let guard = client.mutex("machine:42")?.lock()?;
+/// let mut ended = guard.ended();
+/// assert_eq!(ended.wait_timeout(Duration::from_millis(10)), None); // still held
+/// # drop(guard);
+/// # Ok::<(), leasehold::Error>(())
+/// ```
 #[must_use = "it does nothing unless a thread waits for it"]
 pub struct Ended(crate::Ended);
 

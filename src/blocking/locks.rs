@@ -188,6 +188,15 @@ impl fmt::Debug for RwLock {
 }
 
 /// A [`RwLock`] held for writing: [`crate::WriteGuard`] without async.
+///
+/// ```
+/// # let client = leasehold::blocking::Client::memory();
+/// let prices = client.rw_lock("prices")?;
+/// let reading = prices.write()?.downgrade()?;
+/// assert!(prices.try_read()?.is_some());
+/// # drop(reading);
+/// # Ok::<(), leasehold::Error>(())
+/// ```
 #[must_use = "dropping the guard releases it at once"]
 pub struct WriteGuard(pub(super) Guard);
 

@@ -55,6 +55,14 @@ impl<F, A> LockLayer<F, A> {
     ///
     /// Default: none. A request waits as long as necessary, and while the store does not answer for as long as
     /// [`lock`](crate::DistMutex::lock) does.
+    ///
+    /// ```
+    /// # use std::time::Duration;
+    /// # use leasehold::tower::LockLayer;
+    /// let layer = LockLayer::new(leasehold::Client::memory(), |account: &String| account.clone());
+    /// let layer = layer.wait_limit(Duration::from_secs(2)); // then 409
+    /// # drop(layer);
+    /// ```
     #[must_use]
     pub fn wait_limit(mut self, limit: Duration) -> Self {
         self.wait_limit = Some(limit);
@@ -98,6 +106,16 @@ impl<S, F: Clone, A: Clone> Layer<S> for LockLayer<F, A> {
 }
 
 /// The service of a [`LockLayer`].
+///
+/// ```
+/// use leasehold::tower::{Lock, LockLayer};
+/// use tower::Layer;
+///
+/// let layer = LockLayer::new(leasehold::Client::memory(), |account: &String| account.clone());
+/// let inner = tower::service_fn(|account: String| async move { Ok::<_, std::io::Error>(account) });
+/// let service: Lock<_, _> = layer.layer(inner);
+/// # drop(service);
+/// ```
 #[derive(Clone, Debug)]
 pub struct Lock<S, F, A = Ignored> {
     inner: S,
@@ -150,6 +168,16 @@ async fn acquire(client: &Client, name: &str, wait_limit: Option<Duration>) -> R
 }
 
 /// What a [`LockLayer`] does with a request whose lock was acquired. Implemented by [`Ignored`] and [`Acquired`].
+///
+/// ```
+/// use leasehold::tower::{LockLayer, OnAcquired};
+///
+/// fn tells<F, A: OnAcquired<String>>(_: &LockLayer<F, A>) {}
+///
+/// let layer = LockLayer::new(leasehold::Client::memory(), |account: &String| account.clone());
+/// tells(&layer);
+/// tells(&layer.on_acquired(|account: &mut String, guard: &leasehold::Guard| *account += guard.name()));
+/// ```
 pub trait OnAcquired<Request> {
     /// The lock of `request` is held by `guard`.
     fn tell(&self, request: &mut Request, guard: &Guard);

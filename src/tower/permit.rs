@@ -100,6 +100,16 @@ impl<S> Layer<S> for PermitLayer {
 }
 
 /// The service of a [`PermitLayer`].
+///
+/// ```
+/// use leasehold::tower::{Permit, PermitLayer};
+/// use tower::Layer;
+///
+/// let layer = PermitLayer::new(leasehold::Client::memory().counting_semaphore("payments", 20)?);
+/// let service: Permit<_> = layer.layer(tower::service_fn(|sum: u32| async move { Ok::<_, std::io::Error>(sum) }));
+/// # drop(service);
+/// # Ok::<(), leasehold::Error>(())
+/// ```
 #[derive(Clone, Debug)]
 pub struct Permit<S> {
     inner: S,

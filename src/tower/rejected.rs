@@ -7,6 +7,19 @@ use crate::error::{BoxError, Error};
 /// A request that a layer did not let through, or did not let finish.
 ///
 /// Its text says all that is known, including the cause: see [`Error`].
+///
+/// ```
+/// use leasehold::BoxError;
+/// use leasehold::tower::Rejected;
+///
+/// fn answer(error: &BoxError) -> (u16, String) {
+///     match error.downcast_ref::<Rejected>() {
+///         Some(rejected) => (rejected.status(), format!("{}: {rejected}", rejected.name())),
+///         None => (500, error.to_string()),
+///     }
+/// }
+/// # drop(answer(&"".into()));
+/// ```
 #[derive(Clone, Debug)]
 pub struct Rejected {
     name: String,

@@ -16,6 +16,18 @@ use crate::error::Error;
 /// | [`prefix`](Self::prefix) | `prefix=team-a/leasehold/` | `leasehold/` |
 /// | [`connect_timeout`](Self::connect_timeout) | `connect_timeout=500ms` | 2 s |
 /// | [`reply_timeout`](Self::reply_timeout) | `reply_timeout=500ms` | 2 s |
+///
+/// ```
+/// use std::time::Duration;
+/// use leasehold::etcd::EtcdBackend;
+///
+/// let backend = EtcdBackend::builder("etcd://10.0.0.7,10.0.0.8,10.0.0.9")?
+///     .prefix("team-a/leasehold/")
+///     .reply_timeout(Duration::from_millis(500))
+///     .connect_lazy()?;
+/// # drop(backend);
+/// # Ok::<(), leasehold::Error>(())
+/// ```
 #[derive(Clone, Debug)]
 #[must_use = "a builder does nothing until `connect`"]
 pub struct EtcdBuilder {
@@ -35,6 +47,13 @@ impl EtcdBuilder {
     /// The user to log in as, for a cluster with authentication.
     ///
     /// Default: none.
+    ///
+    /// ```
+    /// # use leasehold::etcd::EtcdBackend;
+    /// let builder = EtcdBackend::builder("etcd://10.0.0.7,10.0.0.8,10.0.0.9")?.credentials("locks", "secret");
+    /// # drop(builder);
+    /// # Ok::<(), leasehold::Error>(())
+    /// ```
     pub fn credentials(mut self, user: impl Into<String>, password: impl Into<String>) -> Self {
         self.settings.login = Some(Login { user: user.into(), password: password.into() });
         self
@@ -44,6 +63,13 @@ impl EtcdBuilder {
     /// permission to read and write this prefix, and no other permission.
     ///
     /// Default: `leasehold/`.
+    ///
+    /// ```
+    /// # use leasehold::etcd::EtcdBackend;
+    /// let builder = EtcdBackend::builder("etcd://10.0.0.7,10.0.0.8,10.0.0.9")?.prefix("team-a/leasehold/");
+    /// # drop(builder);
+    /// # Ok::<(), leasehold::Error>(())
+    /// ```
     pub fn prefix(mut self, prefix: impl Into<String>) -> Self {
         self.settings.prefix = prefix.into();
         self
@@ -54,6 +80,15 @@ impl EtcdBuilder {
     /// 250 ms, or sooner if there are many.
     ///
     /// Default: 2 s.
+    ///
+    /// ```
+    /// # use std::time::Duration;
+    /// # use leasehold::etcd::EtcdBackend;
+    /// let builder = EtcdBackend::builder("etcd://10.0.0.7,10.0.0.8,10.0.0.9")?
+    ///     .connect_timeout(Duration::from_millis(500));
+    /// # drop(builder);
+    /// # Ok::<(), leasehold::Error>(())
+    /// ```
     pub fn connect_timeout(mut self, timeout: Duration) -> Self {
         self.settings.connect_timeout = timeout;
         self
@@ -63,6 +98,15 @@ impl EtcdBuilder {
     /// next member.
     ///
     /// Default: 2 s.
+    ///
+    /// ```
+    /// # use std::time::Duration;
+    /// # use leasehold::etcd::EtcdBackend;
+    /// let builder = EtcdBackend::builder("etcd://10.0.0.7,10.0.0.8,10.0.0.9")?
+    ///     .reply_timeout(Duration::from_millis(500));
+    /// # drop(builder);
+    /// # Ok::<(), leasehold::Error>(())
+    /// ```
     pub fn reply_timeout(mut self, timeout: Duration) -> Self {
         self.settings.reply_timeout = timeout;
         self
@@ -70,6 +114,17 @@ impl EtcdBuilder {
 
     /// Connects over TLS, as `etcds://` does, with these certificates. By default, `etcds://` uses the authorities that
     /// the system trusts. A member's certificate and its host name are always verified.
+    ///
+    /// ```
+    /// # use leasehold::TlsOptions;
+    /// # use leasehold::etcd::EtcdBackend;
+    /// # fn example(authority: Vec<u8>) -> Result<(), leasehold::Error> {
+    /// let options = TlsOptions::new().ca_certificate_pem(authority);
+    /// let builder = EtcdBackend::builder("etcds://etcd.example")?.tls(options);
+    /// # drop(builder);
+    /// # Ok(()) }
+    /// # let _ = example;
+    /// ```
     pub fn tls(mut self, options: TlsOptions) -> Self {
         self.settings.is_encrypted = true;
         self.settings.tls_options = Some(options);

@@ -78,6 +78,19 @@ const MIN_TTL: Duration = Duration::from_secs(2);
 
 /// Leases in an etcd cluster.
 ///
+/// ```
+/// use std::sync::Arc;
+/// use leasehold::Client;
+/// use leasehold::etcd::EtcdBackend;
+///
+/// let backend = EtcdBackend::builder("etcd://10.0.0.7,10.0.0.8,10.0.0.9")?
+///     .prefix("team-a/leasehold/")
+///     .connect_lazy()?; // or `connect().await?`
+/// let client = Client::with_backend(Arc::new(backend));
+/// # drop(client);
+/// # Ok::<(), leasehold::Error>(())
+/// ```
+///
 /// Each client has one connection, to one member. See `docs/stores/etcd.md` for what this store guarantees and what it does
 /// not.
 pub struct EtcdBackend(LedgerBackend<EtcdStore>);
@@ -110,6 +123,11 @@ impl EtcdBackend {
 
     /// A builder for the cluster with these members, each `host:port`. One is enough, but if it fails, the client knows
     /// no other.
+    ///
+    /// ```
+    /// let builder = leasehold::etcd::EtcdBackend::builder_from_endpoints(["10.0.0.7:2379", "10.0.0.8:2379"]);
+    /// # drop(builder);
+    /// ```
     pub fn builder_from_endpoints(endpoints: impl IntoIterator<Item = impl Into<String>>) -> EtcdBuilder {
         EtcdBuilder::new(endpoints.into_iter().map(Into::into).collect())
     }

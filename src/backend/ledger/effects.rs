@@ -3,6 +3,13 @@
 use crate::backend::types::{Event, Request};
 
 /// What the operations of one change cause and depend on, besides changing the [`Ledger`](super::Ledger).
+///
+/// ```
+/// use leasehold::backend::Effects;
+///
+/// let effects = Effects::default(); // passed to the operations of a `Ledger`
+/// assert!(effects.events.is_empty()); // what is to be delivered to other clients
+/// ```
 #[derive(Debug, Default)]
 #[non_exhaustive]
 pub struct Effects {

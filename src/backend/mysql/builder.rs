@@ -31,6 +31,18 @@ const PROGRAM: &str = "leasehold";
 /// | [`max_connections`](Self::max_connections) | `max_connections=5` | 5 |
 /// | [`push`](Self::push) | `push=off` | `get_lock` |
 /// | [`create`](Self::create) | `create=false` | true |
+///
+/// ```
+/// use std::time::Duration;
+/// use leasehold::mysql::MysqlBackend;
+///
+/// let backend = MysqlBackend::builder("mysql://app@db.example/app")?
+///     .max_connections(3)
+///     .reply_timeout(Duration::from_millis(500))
+///     .connect_lazy()?;
+/// # drop(backend);
+/// # Ok::<(), leasehold::Error>(())
+/// ```
 #[derive(Clone, Debug)]
 #[must_use = "a builder does nothing until `connect`"]
 pub struct MysqlBuilder {
@@ -77,6 +89,14 @@ impl MysqlBuilder {
     /// How long connecting may take, including all checks; 1 ms to 1 h.
     ///
     /// Default: 2 s.
+    ///
+    /// ```
+    /// # use std::time::Duration;
+    /// # use leasehold::mysql::MysqlBackend;
+    /// let builder = MysqlBackend::builder("mysql://app@db.example/app")?.connect_timeout(Duration::from_millis(500));
+    /// # drop(builder);
+    /// # Ok::<(), leasehold::Error>(())
+    /// ```
     pub fn connect_timeout(mut self, timeout: Duration) -> Self {
         self.settings.connect_timeout = timeout;
         self
@@ -85,6 +105,14 @@ impl MysqlBuilder {
     /// How long the server may take to answer, 1 ms to 1 h. After that, the client abandons the connection.
     ///
     /// Default: 2 s.
+    ///
+    /// ```
+    /// # use std::time::Duration;
+    /// # use leasehold::mysql::MysqlBackend;
+    /// let builder = MysqlBackend::builder("mysql://app@db.example/app")?.reply_timeout(Duration::from_millis(500));
+    /// # drop(builder);
+    /// # Ok::<(), leasehold::Error>(())
+    /// ```
     pub fn reply_timeout(mut self, timeout: Duration) -> Self {
         self.settings.reply_timeout = timeout;
         self
@@ -95,6 +123,13 @@ impl MysqlBuilder {
     /// locks, and the rest while changes are held up by a locked row.
     ///
     /// Default: 5.
+    ///
+    /// ```
+    /// # use leasehold::mysql::MysqlBackend;
+    /// let builder = MysqlBackend::builder("mysql://app@db.example/app")?.max_connections(3);
+    /// # drop(builder);
+    /// # Ok::<(), leasehold::Error>(())
+    /// ```
     pub fn max_connections(mut self, connections: usize) -> Self {
         self.settings.max_connections = connections;
         self
@@ -103,6 +138,13 @@ impl MysqlBuilder {
     /// How a waiting client is notified that it is next.
     ///
     /// Default: [`MysqlPush::GetLock`].
+    ///
+    /// ```
+    /// # use leasehold::mysql::MysqlBackend;
+    /// let builder = MysqlBackend::builder("mysql://app@db.example/app")?.push(leasehold::mysql::MysqlPush::Off);
+    /// # drop(builder);
+    /// # Ok::<(), leasehold::Error>(())
+    /// ```
     pub fn push(mut self, push: MysqlPush) -> Self {
         self.settings.target.push = push;
         self
@@ -111,6 +153,13 @@ impl MysqlBuilder {
     /// Whether the tables are created if they do not exist. If not, create them with [`SCHEMA`](super::SCHEMA).
     ///
     /// Default: true.
+    ///
+    /// ```
+    /// # use leasehold::mysql::MysqlBackend;
+    /// let builder = MysqlBackend::builder("mysql://app@db.example/app")?.create(false);
+    /// # drop(builder);
+    /// # Ok::<(), leasehold::Error>(())
+    /// ```
     pub fn create(mut self, create: bool) -> Self {
         self.settings.create = create;
         self
@@ -119,6 +168,17 @@ impl MysqlBuilder {
     /// The certificates for TLS, if the URL has `require_ssl=true`; they replace those of the configuration. By
     /// default, the authorities that the system trusts are used. The server's certificate and its host name are always
     /// verified.
+    ///
+    /// ```
+    /// # use leasehold::TlsOptions;
+    /// # use leasehold::mysql::MysqlBackend;
+    /// # fn example(authority: Vec<u8>) -> Result<(), leasehold::Error> {
+    /// let options = TlsOptions::new().ca_certificate_pem(authority);
+    /// let builder = MysqlBackend::builder("mysql://app@db.example/app?require_ssl=true")?.tls(options);
+    /// # drop(builder);
+    /// # Ok(()) }
+    /// # let _ = example;
+    /// ```
     pub fn tls(mut self, options: TlsOptions) -> Self {
         self.settings.tls_options = Some(options);
         self

@@ -50,9 +50,24 @@ pub use settings::MysqlPush;
 
 /// Leases in a table of a MySQL or MariaDB database.
 ///
+/// ```
+/// use std::sync::Arc;
+/// use leasehold::Client;
+/// use leasehold::mysql::MysqlBackend;
+///
+/// let backend = MysqlBackend::builder("mysql://app@db.example/app")?
+///     .create(false)
+///     .connect_lazy()?; // or `connect().await?`
+/// let client = Client::with_backend(Arc::new(backend));
+/// # drop(client);
+/// # Ok::<(), leasehold::Error>(())
+/// ```
+///
 /// Each client has two connections, one for changes and one that watches the rows it waits for, and opens more to wait
 /// for named locks, and for changes while they are held up by locked rows. See `docs/stores/mysql.md` for what this store
 /// guarantees and what it does not.
+#[doc(alias = "mariadb")]
+#[doc(alias = "GET_LOCK")]
 pub struct MysqlBackend(LedgerBackend<Store<Mysql>>);
 
 backend_on_ledger!(MysqlBackend);
@@ -74,6 +89,12 @@ impl MysqlBackend {
 
     /// A builder for the server in a configuration. `prefer_socket` and `client_found_rows` are turned off, and pool
     /// settings are ignored.
+    ///
+    /// ```
+    /// let opts = mysql_async::OptsBuilder::default().ip_or_hostname("db.example").db_name(Some("app"));
+    /// let builder = leasehold::mysql::MysqlBackend::builder_from_opts(opts);
+    /// # drop(builder);
+    /// ```
     pub fn builder_from_opts(opts: impl Into<mysql_async::Opts>) -> MysqlBuilder {
         MysqlBuilder::new(opts.into())
     }

@@ -11,6 +11,13 @@ use crate::error::Error;
 const MIN_CONNECTIONS: usize = 2;
 
 /// How a waiting client is notified that it is next.
+///
+/// ```
+/// # use leasehold::mysql::{MysqlBackend, MysqlPush};
+/// let builder = MysqlBackend::builder("mysql://app@db.example/app")?.push(MysqlPush::Off);
+/// # drop(builder);
+/// # Ok::<(), leasehold::Error>(())
+/// ```
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum MysqlPush {

@@ -21,6 +21,19 @@ use crate::error::Error;
 /// | [`max_connections`](Self::max_connections) | `max_connections=5` | 5 |
 /// | [`create`](Self::create) | `create=false` | true |
 /// | [`schema`](Self::schema) | `schema=locks` | the session's `search_path` |
+///
+/// ```
+/// use std::time::Duration;
+/// use leasehold::postgres::PostgresBackend;
+///
+/// let backend = PostgresBackend::builder("postgres://app@db.example/app")?
+///     .schema("locks")
+///     .max_connections(2)
+///     .reply_timeout(Duration::from_millis(500))
+///     .connect_lazy()?;
+/// # drop(backend);
+/// # Ok::<(), leasehold::Error>(())
+/// ```
 #[derive(Clone, Debug)]
 #[must_use = "a builder does nothing until `connect`"]
 pub struct PostgresBuilder {
@@ -35,6 +48,15 @@ impl PostgresBuilder {
     /// How long connecting may take, including all checks; 1 ms to 1 h.
     ///
     /// Default: 2 s.
+    ///
+    /// ```
+    /// # use std::time::Duration;
+    /// # use leasehold::postgres::PostgresBackend;
+    /// let builder = PostgresBackend::builder("postgres://app@db.example/app")?
+    ///     .connect_timeout(Duration::from_millis(500));
+    /// # drop(builder);
+    /// # Ok::<(), leasehold::Error>(())
+    /// ```
     pub fn connect_timeout(mut self, timeout: Duration) -> Self {
         self.settings.connect_timeout = timeout;
         self
@@ -44,6 +66,15 @@ impl PostgresBuilder {
     /// cancels a statement that takes longer.
     ///
     /// Default: 2 s.
+    ///
+    /// ```
+    /// # use std::time::Duration;
+    /// # use leasehold::postgres::PostgresBackend;
+    /// let builder = PostgresBackend::builder("postgres://app@db.example/app")?
+    ///     .reply_timeout(Duration::from_millis(500));
+    /// # drop(builder);
+    /// # Ok::<(), leasehold::Error>(())
+    /// ```
     pub fn reply_timeout(mut self, timeout: Duration) -> Self {
         self.settings.reply_timeout = timeout;
         self
@@ -53,6 +84,13 @@ impl PostgresBuilder {
     /// are opened while changes are held up by a locked row.
     ///
     /// Default: 5.
+    ///
+    /// ```
+    /// # use leasehold::postgres::PostgresBackend;
+    /// let builder = PostgresBackend::builder("postgres://app@db.example/app")?.max_connections(2);
+    /// # drop(builder);
+    /// # Ok::<(), leasehold::Error>(())
+    /// ```
     pub fn max_connections(mut self, connections: usize) -> Self {
         self.settings.max_connections = connections;
         self
@@ -61,6 +99,13 @@ impl PostgresBuilder {
     /// Whether the tables are created if they do not exist. If not, create them with [`SCHEMA`](super::SCHEMA).
     ///
     /// Default: true.
+    ///
+    /// ```
+    /// # use leasehold::postgres::PostgresBackend;
+    /// let builder = PostgresBackend::builder("postgres://app@db.example/app")?.create(false);
+    /// # drop(builder);
+    /// # Ok::<(), leasehold::Error>(())
+    /// ```
     pub fn create(mut self, create: bool) -> Self {
         self.settings.create = create;
         self
@@ -72,6 +117,13 @@ impl PostgresBuilder {
     ///
     /// Default: the tables are looked for in the `search_path` of the session, and created in the first schema of it
     /// that exists. Roles may differ in that; connecting warns if there are tables in several schemas.
+    ///
+    /// ```
+    /// # use leasehold::postgres::PostgresBackend;
+    /// let builder = PostgresBackend::builder("postgres://app@db.example/app")?.schema("locks");
+    /// # drop(builder);
+    /// # Ok::<(), leasehold::Error>(())
+    /// ```
     pub fn schema(mut self, schema: impl Into<String>) -> Self {
         self.settings = self.settings.with_schema(schema.into());
         self
@@ -79,6 +131,17 @@ impl PostgresBuilder {
 
     /// The certificates for TLS, if the URL has `sslmode=require`. By default, the authorities that the system trusts
     /// are used. The server's certificate and its host name are always verified.
+    ///
+    /// ```
+    /// # use leasehold::TlsOptions;
+    /// # use leasehold::postgres::PostgresBackend;
+    /// # fn example(authority: Vec<u8>) -> Result<(), leasehold::Error> {
+    /// let options = TlsOptions::new().ca_certificate_pem(authority);
+    /// let builder = PostgresBackend::builder("postgres://app@db.example/app?sslmode=require")?.tls(options);
+    /// # drop(builder);
+    /// # Ok(()) }
+    /// # let _ = example;
+    /// ```
     pub fn tls(mut self, options: TlsOptions) -> Self {
         self.settings.tls_options = Some(options);
         self

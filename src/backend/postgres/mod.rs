@@ -47,8 +47,24 @@ pub use schema::SCHEMA;
 
 /// Leases in a table of a PostgreSQL database.
 ///
+/// ```
+/// use std::sync::Arc;
+/// use leasehold::Client;
+/// use leasehold::postgres::PostgresBackend;
+///
+/// let backend = PostgresBackend::builder("postgres://app@db.example/app")?
+///     .schema("locks")
+///     .connect_lazy()?; // or `connect().await?`
+/// let client = Client::with_backend(Arc::new(backend));
+/// # drop(client);
+/// # Ok::<(), leasehold::Error>(())
+/// ```
+///
 /// Each client has two connections, one for changes and one for notifications, and opens more for changes while changes
 /// are held up by locked rows. See `docs/stores/postgres.md` for what this store guarantees and what it does not.
+#[doc(alias = "pg_advisory_lock")]
+#[doc(alias = "advisory lock")]
+#[doc(alias = "sqlx")]
 pub struct PostgresBackend(LedgerBackend<Store<Postgres>>);
 
 backend_on_ledger!(PostgresBackend);
@@ -69,6 +85,13 @@ impl PostgresBackend {
     }
 
     /// A builder for the server that a configuration names.
+    ///
+    /// ```
+    /// let config = "host=db.example user=app dbname=app".parse::<tokio_postgres::Config>()?;
+    /// let builder = leasehold::postgres::PostgresBackend::builder_from_config(config);
+    /// # drop(builder);
+    /// # Ok::<(), tokio_postgres::Error>(())
+    /// ```
     pub fn builder_from_config(config: tokio_postgres::Config) -> PostgresBuilder {
         PostgresBuilder::new(config)
     }

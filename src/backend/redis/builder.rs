@@ -40,6 +40,18 @@ const MAX_POLL_INTERVAL: Duration = Duration::from_secs(60);
 /// | [`repair_keys_without_expiry`](Self::repair_keys_without_expiry) | off | such a key may be intentional |
 /// | [`wait_replicas`](Self::wait_replicas) | none | it takes time, and there may be no replicas |
 /// | [`fail_fast`](Self::fail_fast) | off | most outages are short |
+///
+/// ```
+/// use std::time::Duration;
+/// use leasehold::redis::RedisBackend;
+///
+/// let backend = RedisBackend::builder("redis://127.0.0.1:6379")?
+///     .reply_timeout(Duration::from_millis(500))
+///     .poll_interval(Duration::from_millis(50)) // other libraries use these locks, too
+///     .connect_lazy()?;
+/// # drop(backend);
+/// # Ok::<(), leasehold::Error>(())
+/// ```
 #[derive(Clone)]
 #[must_use = "a builder does nothing until `connect`"]
 pub struct RedisBuilder {
@@ -101,6 +113,14 @@ impl RedisBuilder {
     /// How long connecting may take in total. From 1 ms to 1 h.
     ///
     /// Default: 2 s.
+    ///
+    /// ```
+    /// # use std::time::Duration;
+    /// # use leasehold::redis::RedisBackend;
+    /// let builder = RedisBackend::builder("redis://127.0.0.1:6379")?.connect_timeout(Duration::from_millis(500));
+    /// # drop(builder);
+    /// # Ok::<(), leasehold::Error>(())
+    /// ```
     pub const fn connect_timeout(mut self, timeout: Duration) -> Self {
         self.timeouts.connect = timeout;
         self
@@ -110,6 +130,14 @@ impl RedisBuilder {
     /// never more than a third of the TTL. From 1 ms to 1 h.
     ///
     /// Default: 2 s.
+    ///
+    /// ```
+    /// # use std::time::Duration;
+    /// # use leasehold::redis::RedisBackend;
+    /// let builder = RedisBackend::builder("redis://127.0.0.1:6379")?.reply_timeout(Duration::from_millis(500));
+    /// # drop(builder);
+    /// # Ok::<(), leasehold::Error>(())
+    /// ```
     pub const fn reply_timeout(mut self, timeout: Duration) -> Self {
         self.timeouts.reply = timeout;
         self
@@ -137,6 +165,14 @@ impl RedisBuilder {
     ///
     /// Default: none. A waiter checks when the holder's lease should have ended, and every third of the TTL; while
     /// clients of this crate wait for a lock, those of other libraries hardly ever get it.
+    ///
+    /// ```
+    /// # use std::time::Duration;
+    /// # use leasehold::redis::RedisBackend;
+    /// let builder = RedisBackend::builder("redis://127.0.0.1:6379")?.poll_interval(Duration::from_millis(50));
+    /// # drop(builder);
+    /// # Ok::<(), leasehold::Error>(())
+    /// ```
     pub const fn poll_interval(mut self, interval: Duration) -> Self {
         self.poll_interval = Some(interval);
         self
@@ -147,6 +183,15 @@ impl RedisBuilder {
     /// lock again. From 1 ms to 24 h. Enable this only if no client deliberately locks without an expiry.
     ///
     /// Default: off.
+    ///
+    /// ```
+    /// # use std::time::Duration;
+    /// # use leasehold::redis::RedisBackend;
+    /// let builder = RedisBackend::builder("redis://127.0.0.1:6379")?
+    ///     .repair_keys_without_expiry(Duration::from_secs(60));
+    /// # drop(builder);
+    /// # Ok::<(), leasehold::Error>(())
+    /// ```
     pub const fn repair_keys_without_expiry(mut self, expiry: Duration) -> Self {
         self.repair = Some(expiry);
         self
@@ -162,6 +207,14 @@ impl RedisBuilder {
     /// trips.
     ///
     /// Default: none. A failover may lose the latest grants.
+    ///
+    /// ```
+    /// # use std::time::Duration;
+    /// # use leasehold::redis::RedisBackend;
+    /// let builder = RedisBackend::builder("redis://127.0.0.1:6379")?.wait_replicas(1, Duration::from_millis(100));
+    /// # drop(builder);
+    /// # Ok::<(), leasehold::Error>(())
+    /// ```
     pub const fn wait_replicas(mut self, replicas: u32, time_limit: Duration) -> Self {
         self.quota = Some(Quota { replicas, time_limit });
         self
@@ -173,12 +226,26 @@ impl RedisBuilder {
     /// Default: off. Then `try_lock` tries for 4 s, `lock` for 30 s or four TTLs, whichever is longer, and
     /// `lock_timeout` for as long as `lock` or until its time is up; a restart or a failover in the meantime delays
     /// them but is not an error.
+    ///
+    /// ```
+    /// # use leasehold::redis::RedisBackend;
+    /// let builder = RedisBackend::builder("redis://127.0.0.1:6379")?.fail_fast(true);
+    /// # drop(builder);
+    /// # Ok::<(), leasehold::Error>(())
+    /// ```
     pub const fn fail_fast(mut self, fail_fast: bool) -> Self {
         self.fail_fast = fail_fast;
         self
     }
 
     /// Connects through [redis-rs](https://docs.rs/redis) instead of fred.
+    ///
+    /// ```
+    /// # use leasehold::redis::RedisBackend;
+    /// let builder = RedisBackend::builder("redis://127.0.0.1:6379")?.through_redis_rs();
+    /// # drop(builder);
+    /// # Ok::<(), leasehold::Error>(())
+    /// ```
     #[cfg(feature = "redis-rs")]
     pub fn through_redis_rs(mut self) -> Self {
         self.library = Library::RedisRs;
@@ -188,6 +255,17 @@ impl RedisBuilder {
     /// Certificates for a TLS URL (`rediss://` and the like), which needs the feature `rustls` or `native-tls`.
     ///
     /// Default: the authorities that the system trusts, no client certificate.
+    ///
+    /// ```
+    /// # use leasehold::TlsOptions;
+    /// # use leasehold::redis::RedisBackend;
+    /// # fn example(authority: Vec<u8>) -> Result<(), leasehold::Error> {
+    /// let options = TlsOptions::new().ca_certificate_pem(authority);
+    /// let builder = RedisBackend::builder("rediss://redis.example")?.tls(options);
+    /// # drop(builder);
+    /// # Ok(()) }
+    /// # let _ = example;
+    /// ```
     pub fn tls(mut self, options: TlsOptions) -> Self {
         self.tls = Some(options);
         self
@@ -200,6 +278,14 @@ impl RedisBuilder {
     /// [`sentinel_credentials`](Self::sentinel_credentials).
     ///
     /// Default: what the URL says.
+    ///
+    /// ```
+    /// # use leasehold::redis::{Credentials, RedisBackend};
+    /// let rotated = Credentials::new("worker", "secret"); // or your own provider, which is asked before every attempt
+    /// let builder = RedisBackend::builder("redis://127.0.0.1:6379")?.credentials(rotated);
+    /// # drop(builder);
+    /// # Ok::<(), leasehold::Error>(())
+    /// ```
     pub fn credentials(mut self, provider: impl CredentialsProvider + 'static) -> Self {
         self.target.login.provider = Some(Arc::new(provider));
         self
@@ -209,6 +295,14 @@ impl RedisBuilder {
     /// servers and is never sent to sentinels.
     ///
     /// Default: no login.
+    ///
+    /// ```
+    /// # use leasehold::redis::{Credentials, RedisBackend};
+    /// let builder = RedisBackend::builder("redis-sentinel://10.0.0.7,10.0.0.8/main")?
+    ///     .sentinel_credentials(Credentials::for_default_user("secret"));
+    /// # drop(builder);
+    /// # Ok::<(), leasehold::Error>(())
+    /// ```
     pub fn sentinel_credentials(mut self, provider: impl CredentialsProvider + 'static) -> Self {
         self.sentinel_login = Some(Login { provider: Some(Arc::new(provider)), ..Login::default() });
         self
@@ -360,6 +454,13 @@ impl RedisBackend {
     ///
     /// The configuration must come from the major version of fred on which this crate depends. A release of this crate
     /// may move to another version: this function is exempt from semantic versioning.
+    ///
+    /// ```
+    /// let config = fred::types::config::Config::from_url("redis://127.0.0.1:6379")?;
+    /// let builder = leasehold::redis::RedisBackend::builder_from_fred(config);
+    /// # drop(builder);
+    /// # Ok::<(), fred::error::Error>(())
+    /// ```
     #[cfg(feature = "fred")]
     pub fn builder_from_fred(config: Config) -> RedisBuilder {
         Self::with_target(fred::target(&config), Library::Fred(Box::new(config)))
@@ -371,6 +472,13 @@ impl RedisBackend {
     ///
     /// The client must come from the major version of redis-rs on which this crate depends. A release of this crate may
     /// move to another version: this function is exempt from semantic versioning.
+    ///
+    /// ```
+    /// let existing = redis::Client::open("redis://127.0.0.1:6379")?;
+    /// let builder = leasehold::redis::RedisBackend::builder_from_redis_rs(&existing)?;
+    /// # drop(builder);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
     ///
     /// # Errors
     ///

@@ -10,6 +10,11 @@ use crate::error::BoxError;
 /// A user and a password. `Debug` shows the user only.
 ///
 /// As a [`CredentialsProvider`], it provides itself.
+///
+/// ```
+/// let credentials = leasehold::redis::Credentials::new("worker", "secret");
+/// assert!(!format!("{credentials:?}").contains("secret"));
+/// ```
 #[derive(Clone)]
 pub struct Credentials {
     pub(super) user: Option<String>,

@@ -116,11 +116,28 @@ pub use credentials::{Credentials, CredentialsProvider};
 
 /// Leases on a Redis server, version 6.2 or later, a Valkey server, the primary named by sentinels, or a cluster.
 ///
+/// ```
+/// use std::sync::Arc;
+/// use leasehold::Client;
+/// use leasehold::redis::RedisBackend;
+///
+/// let backend = RedisBackend::builder("redis://127.0.0.1:6379")?
+///     .fail_fast(true)
+///     .connect_lazy()?; // or `connect().await?`
+/// let client = Client::with_backend(Arc::new(backend));
+/// # drop(client);
+/// # Ok::<(), leasehold::Error>(())
+/// ```
+///
 /// It keeps three connections: one for commands and one that is subscribed to the channel `leasehold:<client id>`, on
 /// the runtime on which it was connected, and one for renewals on the crate's own thread. If that runtime ends, or is
 /// not driven while another one waits, the first two are opened again on another thread of the crate. There are more in
 /// a cluster (for commands and renewals, one to each primary), with sentinels (one subscription to each), and with
 /// [`wait_replicas`](RedisBuilder::wait_replicas) (one to each primary).
+#[doc(alias = "valkey")]
+#[doc(alias = "redlock")]
+#[doc(alias = "sentinel")]
+#[doc(alias = "cluster")]
 pub struct RedisBackend {
     client: Uuid,
     capabilities: Capabilities,

@@ -65,6 +65,18 @@ const NO_SEMAPHORES: &str = "majorities exclude a second holder, but they do not
 /// Locks on a majority of N independent servers, by the Redlock algorithm: they stay available while a minority is
 /// down.
 ///
+/// ```
+/// use std::sync::Arc;
+/// use leasehold::Client;
+/// use leasehold::redlock::RedlockBackend;
+///
+/// let backend = RedlockBackend::builder("redlock://10.0.0.7,10.0.0.8,10.0.0.9")?
+///     .connect_lazy()?; // or `connect().await?`
+/// let client = Client::with_backend(Arc::new(backend));
+/// # drop(client);
+/// # Ok::<(), leasehold::Error>(())
+/// ```
+///
 /// **What it promises.** A request is sent to all nodes at once. It is granted if a majority grants it while there is
 /// time left, and its lease is measured from before the request was sent; the nodes keep it 1% and 2 ms longer than the
 /// client trusts it, because their clocks differ. If no majority can grant it any more, a request that waits is queued,
@@ -96,6 +108,8 @@ const NO_SEMAPHORES: &str = "majorities exclude a second holder, but they do not
 /// Semaphores are not supported: majorities cannot count permits.
 ///
 /// Any number of nodes from 1 to 31 works; an even number tolerates no more failures than one node fewer.
+#[doc(alias = "quorum")]
+#[doc(alias = "majority")]
 pub struct RedlockBackend {
     quorum: Arc<Quorum>,
 }
@@ -105,6 +119,17 @@ pub struct RedlockBackend {
 /// | setting | default | why |
 /// |---|---|---|
 /// | [`node_timeout`](Self::node_timeout) | 100 ms | a node that takes longer counts as failed, which must not use up the lease |
+///
+/// ```
+/// use std::time::Duration;
+/// use leasehold::redlock::RedlockBackend;
+///
+/// let backend = RedlockBackend::builder("redlock://10.0.0.7,10.0.0.8,10.0.0.9")?
+///     .node_timeout(Duration::from_millis(50)) // longer than any usual round trip
+///     .connect_lazy()?;
+/// # drop(backend);
+/// # Ok::<(), leasehold::Error>(())
+/// ```
 #[derive(Clone, Debug)]
 #[must_use = "a builder does nothing until `connect`"]
 pub struct RedlockBuilder {
@@ -124,6 +149,15 @@ impl RedlockBuilder {
     /// renewals and releases, which are less urgent, it is a fifth of the TTL, 2 s at most, unless this is longer.
     ///
     /// Default: 100 ms.
+    ///
+    /// ```
+    /// # use std::time::Duration;
+    /// # use leasehold::redlock::RedlockBackend;
+    /// let builder = RedlockBackend::builder("redlock://10.0.0.7,10.0.0.8,10.0.0.9")?
+    ///     .node_timeout(Duration::from_millis(50));
+    /// # drop(builder);
+    /// # Ok::<(), leasehold::Error>(())
+    /// ```
     pub const fn node_timeout(mut self, timeout: Duration) -> Self {
         self.node_timeout = timeout;
         self
@@ -214,6 +248,16 @@ impl RedlockBackend {
     }
 
     /// Settings for a connection to these servers. Each of them is independent of the others: no replicas, no cluster.
+    ///
+    /// ```
+    /// # use leasehold::redis::RedisBackend;
+    /// # use leasehold::redlock::RedlockBackend;
+    /// let nodes = ["redis://10.0.0.7", "redis://10.0.0.8", "redis://10.0.0.9"].map(RedisBackend::builder);
+    /// let nodes = nodes.into_iter().collect::<Result<Vec<_>, _>>()?; // each with settings of its own
+    /// let builder = RedlockBackend::builder_from_nodes(nodes);
+    /// # drop(builder);
+    /// # Ok::<(), leasehold::Error>(())
+    /// ```
     pub fn builder_from_nodes(nodes: impl IntoIterator<Item = RedisBuilder>) -> RedlockBuilder {
         RedlockBuilder::new(nodes.into_iter().collect())
     }

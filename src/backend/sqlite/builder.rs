@@ -15,6 +15,13 @@ const POLL_INTERVAL: Duration = Duration::from_millis(100);
 const MAX_POLL_INTERVAL: Duration = Duration::from_secs(60);
 
 /// When a change is on the disk.
+///
+/// ```
+/// # use leasehold::sqlite::{SqliteBackend, Synchronous};
+/// let builder = SqliteBackend::builder("sqlite:locks.db")?.synchronous(Synchronous::Full); // survives a power failure
+/// # drop(builder);
+/// # Ok::<(), leasehold::Error>(())
+/// ```
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Synchronous {
@@ -35,6 +42,20 @@ pub enum Synchronous {
 /// | [`busy_timeout`](Self::busy_timeout) | `busy_timeout=500ms` | 2 s |
 /// | [`poll_interval`](Self::poll_interval) | `poll_interval=50ms` | 100 ms |
 /// | [`create`](Self::create) | `create=false` | true |
+///
+/// ```
+/// # use std::{sync::Arc, time::Duration};
+/// # use leasehold::{Client, sqlite::SqliteBackend};
+/// # #[tokio::main(flavor = "current_thread")]
+/// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// let file = tempfile::tempdir()?.keep().join("locks.db");
+/// let backend = SqliteBackend::builder_from_path(&file).busy_timeout(Duration::from_secs(2)).connect().await?;
+/// let client = Client::with_backend(Arc::new(backend));
+/// client.mutex("machine:42")?.lock().await?.release().await?; // excludes the other processes that use the file
+/// client.shutdown().await?;
+/// # std::fs::remove_dir_all(file.parent().expect("it has one"))?;
+/// # Ok(()) }
+/// ```
 #[derive(Clone, Debug)]
 #[must_use = "a builder does nothing until `connect`"]
 pub struct SqliteBuilder {
@@ -83,6 +104,13 @@ impl SqliteBuilder {
     }
 
     /// When a change is on the disk.
+    ///
+    /// ```
+    /// # use leasehold::sqlite::SqliteBackend;
+    /// let builder = SqliteBackend::builder("sqlite:locks.db")?.synchronous(leasehold::sqlite::Synchronous::Full);
+    /// # drop(builder);
+    /// # Ok::<(), leasehold::Error>(())
+    /// ```
     pub fn synchronous(mut self, synchronous: Synchronous) -> Self {
         self.settings.synchronous = synchronous;
         self
@@ -90,6 +118,14 @@ impl SqliteBuilder {
 
     /// How long a change waits while another program writes to the file, 1 ms to 1 h. Clients of this crate take a few
     /// microseconds each.
+    ///
+    /// ```
+    /// # use std::time::Duration;
+    /// # use leasehold::sqlite::SqliteBackend;
+    /// let builder = SqliteBackend::builder("sqlite:locks.db")?.busy_timeout(Duration::from_secs(2));
+    /// # drop(builder);
+    /// # Ok::<(), leasehold::Error>(())
+    /// ```
     pub fn busy_timeout(mut self, timeout: Duration) -> Self {
         self.settings.busy_timeout = timeout;
         self
@@ -98,6 +134,14 @@ impl SqliteBuilder {
     /// How often a client that waits checks whether a message has been lost, 1 ms to 1 min. It costs a few microseconds
     /// each time. Hand-overs do not wait for it, unless the processes cannot reach each other over the loopback
     /// interface, for instance in different containers.
+    ///
+    /// ```
+    /// # use std::time::Duration;
+    /// # use leasehold::sqlite::SqliteBackend;
+    /// let builder = SqliteBackend::builder("sqlite:locks.db")?.poll_interval(Duration::from_millis(50));
+    /// # drop(builder);
+    /// # Ok::<(), leasehold::Error>(())
+    /// ```
     pub fn poll_interval(mut self, interval: Duration) -> Self {
         self.settings.poll_interval = interval;
         self
@@ -105,6 +149,13 @@ impl SqliteBuilder {
 
     /// Whether the file and the tables are created if they do not exist. If not, create them with
     /// [`SCHEMA`](super::SCHEMA).
+    ///
+    /// ```
+    /// # use leasehold::sqlite::SqliteBackend;
+    /// let builder = SqliteBackend::builder("sqlite:locks.db")?.create(false);
+    /// # drop(builder);
+    /// # Ok::<(), leasehold::Error>(())
+    /// ```
     pub fn create(mut self, create: bool) -> Self {
         self.settings.create = create;
         self

@@ -74,9 +74,25 @@ pub use schema::SCHEMA;
 
 /// Leases in an SQLite file, for the processes of one machine.
 ///
+/// ```
+/// # #[tokio::main(flavor = "current_thread")]
+/// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// use leasehold::Client;
+///
+/// let dir = tempfile::tempdir()?;
+/// let client = Client::connect(&format!("sqlite:{}", dir.path().join("locks.db").display())).await?;
+/// let guard = client.mutex("machine:42")?.lock().await?;
+/// guard.release().await?;
+/// client.shutdown().await?;
+/// # Ok(()) }
+/// ```
+///
 /// Each client has its own thread, the only one of its threads that uses the file, and a UDP socket on the loopback
 /// interface, to which other clients send the grants that they make to it. See `docs/stores/sqlite.md` for what this store
 /// guarantees and what it does not.
+#[doc(alias = "flock")]
+#[doc(alias = "file lock")]
+#[doc(alias = "lock file")]
 pub struct SqliteBackend(LedgerBackend<SqliteStore>);
 
 backend_on_ledger!(SqliteBackend);

@@ -65,12 +65,23 @@ pub(super) struct ClientCertificate {
 
 impl TlsOptions {
     /// The system's trusted authorities, no client certificate.
+    ///
+    /// ```
+    /// let options = leasehold::TlsOptions::new();
+    /// # drop(options);
+    /// ```
     pub fn new() -> Self {
         Self::default()
     }
 
     /// Trusts one or more authorities, given their certificates in PEM. The system's trusted authorities are then no
     /// longer trusted. Can be called several times.
+    ///
+    /// ```
+    /// # let pem = "-----BEGIN CERTIFICATE-----";
+    /// let options = leasehold::TlsOptions::new().ca_certificate_pem(pem); // `std::fs::read("authority.pem")?`
+    /// # drop(options);
+    /// ```
     pub fn ca_certificate_pem(mut self, certificates: impl Into<Vec<u8>>) -> Self {
         self.authorities.push(certificates.into());
         self
@@ -79,6 +90,12 @@ impl TlsOptions {
     /// Presents a certificate to servers that require one. `chain` is that certificate in PEM, followed by those of any
     /// intermediate authorities up to one that the server knows. `key` is its private key in PEM as PKCS #8
     /// (`-----BEGIN PRIVATE KEY-----`), not encrypted.
+    ///
+    /// ```
+    /// # let (chain, key) = ("-----BEGIN CERTIFICATE-----", "-----BEGIN PRIVATE KEY-----");
+    /// let options = leasehold::TlsOptions::new().client_certificate_pem(chain, key);
+    /// # drop(options);
+    /// ```
     pub fn client_certificate_pem(mut self, chain: impl Into<Vec<u8>>, key: impl Into<Vec<u8>>) -> Self {
         self.client = Some(ClientCertificate { chain: chain.into(), key: key.into() });
         self

@@ -29,6 +29,18 @@ const SESSIONS: RangeInclusive<Duration> = Duration::from_millis(100)..=Duration
 /// | [`reply_timeout`](Self::reply_timeout) | `reply_timeout=500ms` | 2 s |
 /// | [`create`](Self::create) | `create=false` | true |
 /// | [`tls`](Self::tls) | `tls=true` | no TLS |
+///
+/// ```
+/// use std::time::Duration;
+/// use leasehold::zookeeper::ZookeeperBackend;
+///
+/// let backend = ZookeeperBackend::builder("zookeeper://10.0.0.7,10.0.0.8,10.0.0.9")?
+///     .chroot("/team-a/locks")
+///     .session_timeout(Duration::from_secs(10))
+///     .connect_lazy()?;
+/// # drop(backend);
+/// # Ok::<(), leasehold::Error>(())
+/// ```
 #[derive(Clone)]
 #[must_use = "a builder does nothing until `connect`"]
 pub struct ZookeeperBuilder {
@@ -92,6 +104,13 @@ impl ZookeeperBuilder {
     /// The node that contains all nodes of this crate, as an absolute path. Do not store anything else under it.
     ///
     /// Default: `/leasehold`.
+    ///
+    /// ```
+    /// # use leasehold::zookeeper::ZookeeperBackend;
+    /// let builder = ZookeeperBackend::builder("zookeeper://10.0.0.7,10.0.0.8,10.0.0.9")?.chroot("/team-a/locks");
+    /// # drop(builder);
+    /// # Ok::<(), leasehold::Error>(())
+    /// ```
     pub fn chroot(mut self, path: impl Into<String>) -> Self {
         self.chroot = path.into();
         self
@@ -101,6 +120,14 @@ impl ZookeeperBuilder {
     /// Without credentials, any client may.
     ///
     /// Default: none.
+    ///
+    /// ```
+    /// # use leasehold::zookeeper::ZookeeperBackend;
+    /// let builder = ZookeeperBackend::builder("zookeeper://10.0.0.7,10.0.0.8,10.0.0.9")?
+    ///     .credentials("locks", "secret");
+    /// # drop(builder);
+    /// # Ok::<(), leasehold::Error>(())
+    /// ```
     pub fn credentials(mut self, user: impl Into<String>, password: impl Into<String>) -> Self {
         self.credentials = Some((user.into(), password.into()));
         self
@@ -111,6 +138,15 @@ impl ZookeeperBuilder {
     /// when a process ends.
     ///
     /// Default: 40 s.
+    ///
+    /// ```
+    /// # use std::time::Duration;
+    /// # use leasehold::zookeeper::ZookeeperBackend;
+    /// let builder = ZookeeperBackend::builder("zookeeper://10.0.0.7,10.0.0.8,10.0.0.9")?
+    ///     .session_timeout(Duration::from_secs(10));
+    /// # drop(builder);
+    /// # Ok::<(), leasehold::Error>(())
+    /// ```
     pub const fn session_timeout(mut self, timeout: Duration) -> Self {
         self.session_timeout = timeout;
         self
@@ -119,6 +155,15 @@ impl ZookeeperBuilder {
     /// How long connecting may take, 1 ms to 1 h. All servers are tried within that time.
     ///
     /// Default: 2 s.
+    ///
+    /// ```
+    /// # use std::time::Duration;
+    /// # use leasehold::zookeeper::ZookeeperBackend;
+    /// let builder = ZookeeperBackend::builder("zookeeper://10.0.0.7,10.0.0.8,10.0.0.9")?
+    ///     .connect_timeout(Duration::from_millis(500));
+    /// # drop(builder);
+    /// # Ok::<(), leasehold::Error>(())
+    /// ```
     pub const fn connect_timeout(mut self, timeout: Duration) -> Self {
         self.connect_timeout = timeout;
         self
@@ -127,6 +172,15 @@ impl ZookeeperBuilder {
     /// How long the servers may take to answer, 1 ms to 1 h. After that, the client abandons the connection.
     ///
     /// Default: 2 s.
+    ///
+    /// ```
+    /// # use std::time::Duration;
+    /// # use leasehold::zookeeper::ZookeeperBackend;
+    /// let builder = ZookeeperBackend::builder("zookeeper://10.0.0.7,10.0.0.8,10.0.0.9")?
+    ///     .reply_timeout(Duration::from_millis(500));
+    /// # drop(builder);
+    /// # Ok::<(), leasehold::Error>(())
+    /// ```
     pub const fn reply_timeout(mut self, timeout: Duration) -> Self {
         self.reply_timeout = timeout;
         self
@@ -135,6 +189,13 @@ impl ZookeeperBuilder {
     /// Whether the [`chroot`](Self::chroot) is created if it does not exist.
     ///
     /// Default: true.
+    ///
+    /// ```
+    /// # use leasehold::zookeeper::ZookeeperBackend;
+    /// let builder = ZookeeperBackend::builder("zookeeper://10.0.0.7,10.0.0.8,10.0.0.9")?.create(false);
+    /// # drop(builder);
+    /// # Ok::<(), leasehold::Error>(())
+    /// ```
     pub const fn create(mut self, create: bool) -> Self {
         self.create = create;
         self
@@ -143,6 +204,17 @@ impl ZookeeperBuilder {
     /// Connects over TLS, with these certificates. The server's certificate and its host name are always verified.
     ///
     /// Default: no TLS.
+    ///
+    /// ```
+    /// # use leasehold::TlsOptions;
+    /// # use leasehold::zookeeper::ZookeeperBackend;
+    /// # fn example(authority: Vec<u8>) -> Result<(), leasehold::Error> {
+    /// let options = TlsOptions::new().ca_certificate_pem(authority);
+    /// let builder = ZookeeperBackend::builder("zookeeper://zk.example")?.tls(options);
+    /// # drop(builder);
+    /// # Ok(()) }
+    /// # let _ = example;
+    /// ```
     pub fn tls(mut self, options: TlsOptions) -> Self {
         self.tls = Some(options);
         self

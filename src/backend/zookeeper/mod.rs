@@ -74,7 +74,21 @@ pub use builder::ZookeeperBuilder;
 
 /// Leases in the nodes of a ZooKeeper server or ensemble.
 ///
+/// ```
+/// use std::sync::Arc;
+/// use leasehold::Client;
+/// use leasehold::zookeeper::ZookeeperBackend;
+///
+/// let backend = ZookeeperBackend::builder("zookeeper://10.0.0.7,10.0.0.8,10.0.0.9")?
+///     .chroot("/team-a/locks")
+///     .connect_lazy()?; // or `connect().await?`
+/// let client = Client::with_backend(Arc::new(backend));
+/// # drop(client);
+/// # Ok::<(), leasehold::Error>(())
+/// ```
+///
 /// Each client has one session. See `docs/stores/zookeeper.md` for what this store guarantees and what it does not.
+#[doc(alias = "curator")]
 pub struct ZookeeperBackend(LedgerBackend<ZookeeperStore>);
 
 backend_on_ledger!(ZookeeperBackend);
@@ -119,6 +133,11 @@ impl ZookeeperBackend {
     }
 
     /// A builder for servers, each as `host` or `host:port`. The default port is 2181.
+    ///
+    /// ```
+    /// let builder = leasehold::zookeeper::ZookeeperBackend::builder_from_servers(["10.0.0.7:2181", "10.0.0.8"]);
+    /// # drop(builder);
+    /// ```
     pub fn builder_from_servers<S: Into<String>>(servers: impl IntoIterator<Item = S>) -> ZookeeperBuilder {
         ZookeeperBuilder::new(servers.into_iter().map(Into::into).collect())
     }

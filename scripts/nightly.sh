@@ -1,0 +1,7 @@
+#!/usr/bin/env bash
+# What takes too long for every change.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+
+scripts/deny.sh
+scripts/semver.sh
