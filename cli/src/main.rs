@@ -1,0 +1,28 @@
+//! `leasehold`: distributed locks for scripts, and for looking at who holds what.
+//!
+//! `args` says what there is, `commands` has a file for each command, `store` finds and opens the store, `exit` has
+//! the exit statuses, and `output` prints for people and as JSON.
+
+mod args;
+mod commands;
+mod exit;
+mod output;
+mod store;
+
+use std::process::ExitCode;
+
+use clap::Parser;
+
+use crate::args::Args;
+
+fn main() -> ExitCode {
+    let args = match Args::try_parse() {
+        Ok(args) => args,
+        Err(error) => return exit::usage(&error),
+    };
+    args.color.write_global();
+    match commands::run(args) {
+        Ok(code) => code,
+        Err(failure) => failure.report(),
+    }
+}
