@@ -5,6 +5,7 @@ use std::process::ExitCode;
 
 use anstyle::{AnsiColor, Style};
 use leasehold::{Error, ErrorKind};
+use nix::sys::signal::Signal;
 
 /// The answer is no.
 pub(crate) const NO: u8 = 1;
@@ -18,6 +19,16 @@ pub(crate) const LOST: u8 = 70;
 pub(crate) const NOT_OBTAINED: u8 = 75;
 /// The store refused.
 pub(crate) const REFUSED: u8 = 77;
+/// The command cannot be executed.
+pub(crate) const CANNOT_EXECUTE: u8 = 126;
+/// The command was not found.
+pub(crate) const NOT_FOUND: u8 = 127;
+
+/// That of what was ended by a signal.
+pub(crate) fn signal(signal: Signal) -> u8 {
+    // No signal has a number that does not fit.
+    128 + u8::try_from(signal as i32).unwrap_or(0)
+}
 
 /// Why a command of this program failed.
 #[derive(Debug)]

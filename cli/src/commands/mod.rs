@@ -1,6 +1,9 @@
 //! The commands, each in a file of its own.
 
 mod check;
+mod elect;
+mod once;
+mod run;
 
 use std::future::Future;
 use std::process::ExitCode;
@@ -14,6 +17,9 @@ use crate::exit::{Failure, LOST};
 pub(crate) fn run(args: Args) -> Result<ExitCode, Failure> {
     match &args.command {
         Command::Check => wait_for(check::run(&args)),
+        Command::Elect(elect) => wait_for(elect::run(&args, elect)),
+        Command::Once(once) => wait_for(once::run(&args, once)),
+        Command::Run(run) => wait_for(run::run(&args, run)),
         _ => todo!("cli"),
     }
 }
