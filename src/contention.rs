@@ -38,11 +38,28 @@ pub struct Contention {
     pub waiters: usize,
 }
 
-impl Contention {
-    pub(crate) fn of(found: Inspection) -> Self {
+/// For the text.
+///
+/// ```
+/// # #[tokio::main(flavor = "current_thread")]
+/// # async fn main() -> Result<(), leasehold::Error> {
+/// use leasehold::Contention;
+///
+/// let client = leasehold::Client::builder("memory:").label("api-7").connect().await?;
+/// let mutex = client.mutex("machine:42")?;
+/// let guard = mutex.lock().await?;
+/// let text = Contention::from(mutex.inspect().await?).to_string();
+/// assert!(text.starts_with("held by api-7 for"), "{text}");
+/// # drop(guard);
+/// # Ok(()) }
+/// ```
+impl From<Inspection> for Contention {
+    fn from(found: Inspection) -> Self {
         Self { holders: found.holders, waiters: found.waiters.len() }
     }
+}
 
+impl Contention {
     /// The same, as much later.
     pub(crate) fn after(mut self, elapsed: Duration) -> Self {
         for held_for in self.holders.iter_mut().filter_map(|holder| holder.held_for.as_mut()) {

@@ -390,7 +390,7 @@ impl<'a> Waiter<'a> {
             let found = look(keeper, resource, deadline, answers_anyway).await;
             let looked = Instant::now();
             until(deadline).await;
-            found.map(|found| found.map(|found| Contention::of(found).after(looked.elapsed())))
+            found.map(|found| found.map(|found| Contention::from(found).after(looked.elapsed())))
         };
         tokio::select! {
             biased;

@@ -1,0 +1,237 @@
+//! The arguments. Completions, manual pages and `--help` are made from them.
+
+use std::ffi::OsString;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use clap::{ArgGroup, Parser, Subcommand, ValueEnum};
+
+/// Distributed locks for scripts, and a look at who holds what, on Redis, PostgreSQL, MySQL, etcd, ZooKeeper or SQLite
+#[derive(Debug, Parser)]
+#[command(name = "leasehold", version, after_long_help = EXIT_STATUS, max_term_width = 100)]
+pub(crate) struct Args {
+    /// The URL of the store, such as redis://127.0.0.1:6379
+    ///
+    /// Prefer the environment: other users of the machine can see arguments, and with them a password in a URL.
+    #[arg(long, global = true, env = "LEASEHOLD_URL", hide_env_values = true, value_name = "URL")]
+    pub(crate) url: Option<String>,
+    /// The file that names the store, and the TTL and prefixes of locks; without it, ./leasehold.toml if that exists
+    #[arg(long, global = true, env = "LEASEHOLD_CONFIG", value_name = "FILE")]
+    pub(crate) config: Option<PathBuf>,
+    /// What others see as the holder's name; without it, the host name and the process id
+    #[arg(long, global = true, env = "LEASEHOLD_LABEL", value_name = "TEXT")]
+    pub(crate) label: Option<String>,
+    /// Print JSON: one object, or one per line where several follow
+    #[arg(long, global = true)]
+    pub(crate) json: bool,
+    /// Whether to use colors
+    #[arg(long, global = true, value_enum, default_value_t, value_name = "WHEN")]
+    pub(crate) color: Color,
+    #[command(subcommand)]
+    pub(crate) command: Command,
+}
+
+/// For `--help` and the manual page.
+const EXIT_STATUS: &str = "\
+Exit status:
+  0    success; `run` and `elect` end with the status of their command
+  1    the answer is no: nothing to show, nothing to break, a finding of `check`
+  64   invalid arguments or configuration
+  69   the store could not be reached
+  70   the lease was lost while the command was running, or this program failed
+  75   the lock was not obtained in time
+  77   the store refused the user or the request
+  126  the command cannot be executed
+  127  the command was not found
+  128+N  the command was ended by the signal N";
+
+#[derive(Clone, Copy, Debug, Default, ValueEnum)]
+pub(crate) enum Color {
+    /// On a terminal, unless NO_COLOR is set
+    #[default]
+    Auto,
+    Always,
+    Never,
+}
+
+impl Color {
+    pub(crate) fn write_global(self) {
+        let choice = match self {
+            Self::Auto => anstream::ColorChoice::Auto,
+            Self::Always => anstream::ColorChoice::Always,
+            Self::Never => anstream::ColorChoice::Never,
+        };
+        choice.write_global();
+    }
+}
+
+#[derive(Debug, Subcommand)]
+pub(crate) enum Command {
+    /// Run a command while holding a lock
+    Run(Run),
+    /// Run a command once per tick of a timetable, on one of all machines that do the same
+    Once(Once),
+    /// Run a command while leading, and again after a loss
+    Elect(Elect),
+    /// List what is held or awaited
+    List(List),
+    /// Show who holds a lock or semaphore, and who waits
+    Show(Show),
+    /// Watch what is held or awaited, live
+    Watch(Watch),
+    /// End the hold of a lock by force
+    Break(Break),
+    /// Wait until a lock is free
+    Wait(Wait),
+    /// Check the store for problems and risky settings
+    Check,
+    /// Print the fencing token under which a lock is held
+    Token(Token),
+    /// Watch three workers pass a lock to each other, in this terminal
+    Demo,
+}
+
+/// How long a lease lasts without a renewal.
+#[derive(clap::Args, Debug)]
+pub(crate) struct Ttl {
+    /// How long the lock stays taken if this machine dies; the default is that of the configuration, or 30s
+    #[arg(long, value_parser = humantime::parse_duration, value_name = "TIME")]
+    pub(crate) ttl: Option<Duration>,
+}
+
+/// What to do with the command.
+#[derive(clap::Args, Debug)]
+pub(crate) struct Job {
+    /// If the lease is lost, the command's process group gets TERM, and KILL after this time
+    #[arg(long, value_parser = humantime::parse_duration, default_value = "10s", value_name = "TIME")]
+    pub(crate) kill_after: Duration,
+    /// The command and its arguments
+    #[arg(required = true, trailing_var_arg = true, value_name = "COMMAND")]
+    pub(crate) command: Vec<OsString>,
+}
+
+#[derive(clap::Args, Debug)]
+#[command(group = ArgGroup::new("kind"), group = ArgGroup::new("waiting"))]
+pub(crate) struct Run {
+    /// The name of the lock
+    pub(crate) name: String,
+    /// Give up after this time; the default is to wait
+    #[arg(long, group = "waiting", value_parser = humantime::parse_duration, value_name = "TIME")]
+    pub(crate) wait: Option<Duration>,
+    /// Give up at once if the lock is held
+    #[arg(long, group = "waiting")]
+    pub(crate) no_wait: bool,
+    #[command(flatten)]
+    pub(crate) ttl: Ttl,
+    /// Let in this many at a time, instead of one
+    #[arg(long, group = "kind", value_parser = clap::value_parser!(u32).range(1..), value_name = "LIMIT")]
+    pub(crate) semaphore: Option<u32>,
+    /// Hold a read/write lock together with other readers
+    #[arg(long, group = "kind")]
+    pub(crate) read: bool,
+    /// Hold a read/write lock alone
+    #[arg(long, group = "kind")]
+    pub(crate) write: bool,
+    /// Print the fencing token before the command is run; it is also in LEASEHOLD_TOKEN
+    #[arg(long)]
+    pub(crate) stdout_token: bool,
+    /// What others see as the reason, such as "nightly report"
+    #[arg(long, value_name = "TEXT")]
+    pub(crate) note: Option<String>,
+    #[command(flatten)]
+    pub(crate) job: Job,
+}
+
+#[derive(clap::Args, Debug)]
+pub(crate) struct Once {
+    /// The name of the schedule
+    pub(crate) name: String,
+    /// The time from one tick to the next, counted from midnight UTC, 1970-01-01
+    #[arg(long, value_parser = humantime::parse_duration, value_name = "TIME")]
+    pub(crate) tick: Duration,
+    /// How long after the full period a tick is due: `--tick 1day --offset 2h30m` is half past two UTC
+    #[arg(long, value_parser = humantime::parse_duration, default_value = "0s", value_name = "TIME")]
+    pub(crate) offset: Duration,
+    /// Run the tick that is due now, if nobody has, and end; without it, go on with every tick
+    #[arg(long)]
+    pub(crate) now: bool,
+    /// Leave a tick out if its runner dies, instead of running it again
+    #[arg(long)]
+    pub(crate) at_most_once: bool,
+    #[command(flatten)]
+    pub(crate) ttl: Ttl,
+    #[command(flatten)]
+    pub(crate) job: Job,
+}
+
+#[derive(clap::Args, Debug)]
+pub(crate) struct Elect {
+    /// The name of the election
+    pub(crate) name: String,
+    /// What others see of the leader; the default is the label
+    #[arg(long, value_name = "TEXT")]
+    pub(crate) value: Option<String>,
+    #[command(flatten)]
+    pub(crate) ttl: Ttl,
+    #[command(flatten)]
+    pub(crate) job: Job,
+}
+
+#[derive(clap::Args, Debug)]
+pub(crate) struct List {
+    /// Only names that begin so
+    #[arg(default_value = "")]
+    pub(crate) prefix: String,
+}
+
+#[derive(clap::Args, Debug)]
+pub(crate) struct Watch {
+    /// Only names that begin so
+    #[arg(default_value = "")]
+    pub(crate) prefix: String,
+    /// How often to look
+    #[arg(long, value_parser = humantime::parse_duration, default_value = "500ms", value_name = "TIME")]
+    pub(crate) every: Duration,
+}
+
+#[derive(clap::Args, Debug)]
+pub(crate) struct Show {
+    /// The name of the lock or semaphore
+    pub(crate) name: String,
+}
+
+#[derive(clap::Args, Debug)]
+pub(crate) struct Break {
+    /// The name of the lock
+    pub(crate) name: String,
+    /// Do not ask
+    #[arg(long)]
+    pub(crate) yes: bool,
+}
+
+#[derive(clap::Args, Debug)]
+pub(crate) struct Wait {
+    /// The name of the lock
+    pub(crate) name: String,
+    /// Give up after this time; the default is to wait
+    #[arg(long, value_parser = humantime::parse_duration, value_name = "TIME")]
+    pub(crate) timeout: Option<Duration>,
+}
+
+#[derive(clap::Args, Debug)]
+pub(crate) struct Token {
+    /// The name of the lock
+    pub(crate) name: String,
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::CommandFactory;
+
+    use super::*;
+
+    #[test]
+    fn the_arguments_are_consistent() {
+        Args::command().debug_assert();
+    }
+}

@@ -1,0 +1,39 @@
+//! `leasehold`: distributed locks for scripts, and for looking at who holds what.
+//!
+//! `args` says what there is, `commands` has a file for each command, `store` finds and opens the store, `exit` has
+//! the exit statuses, and `output` prints for people and as JSON. `job` runs a command under a lease, with `signals`,
+//! the `terminal`, and a `watcher` in case this program is killed; `waiting` shows who holds what is awaited.
+
+#![expect(clippy::future_not_send, reason = "the program has one thread of its own")]
+
+mod args;
+mod commands;
+mod exit;
+mod job;
+mod output;
+mod signals;
+mod store;
+mod terminal;
+mod waiting;
+mod watcher;
+
+use std::process::ExitCode;
+
+use clap::Parser;
+
+use crate::args::Args;
+
+fn main() -> ExitCode {
+    if watcher::is_this_process() {
+        return watcher::watch();
+    }
+    let args = match Args::try_parse() {
+        Ok(args) => args,
+        Err(error) => return exit::usage(&error),
+    };
+    args.color.write_global();
+    match commands::run(args) {
+        Ok(code) => code,
+        Err(failure) => failure.report(),
+    }
+}
