@@ -1,12 +1,14 @@
 //! `leasehold`: distributed locks for scripts, and for looking at who holds what.
 //!
 //! `args` says what there is, `commands` has a file for each command, `store` finds and opens the store, `exit` has
-//! the exit statuses, and `output` prints for people and as JSON.
+//! the exit statuses, `find` looks for what has a name, `report` has what is printed as JSON, and `output` prints.
 
 mod args;
 mod commands;
 mod exit;
+mod find;
 mod output;
+mod report;
 mod store;
 
 use std::process::ExitCode;

@@ -1,6 +1,14 @@
 //! The commands, each in a file of its own.
 
-mod check;
+mod break_hold;
+pub(crate) mod check;
+mod completions;
+mod demo;
+mod list;
+mod show;
+mod token;
+mod wait;
+mod watch;
 
 use std::future::Future;
 use std::process::ExitCode;
@@ -13,7 +21,15 @@ use crate::exit::{Failure, LOST};
 /// Carries out what the arguments say.
 pub(crate) fn run(args: Args) -> Result<ExitCode, Failure> {
     match &args.command {
+        Command::Break(wanted) => wait_for(break_hold::run(&args, wanted)),
         Command::Check => wait_for(check::run(&args)),
+        Command::Completions(wanted) => completions::run(wanted),
+        Command::Demo => wait_for(demo::run(&args)),
+        Command::List(wanted) => wait_for(list::run(&args, wanted)),
+        Command::Show(wanted) => wait_for(show::run(&args, wanted)),
+        Command::Token(wanted) => wait_for(token::run(&args, wanted)),
+        Command::Wait(wanted) => wait_for(wait::run(&args, wanted)),
+        Command::Watch(wanted) => wait_for(watch::run(&args, wanted)),
         _ => todo!("cli"),
     }
 }
