@@ -5,6 +5,8 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use clap::{ArgGroup, Parser, Subcommand, ValueEnum};
+use clap_complete::Shell;
+use leasehold::Purpose;
 
 /// Distributed locks for scripts, and a look at who holds what, on Redis, PostgreSQL, MySQL, etcd, ZooKeeper or SQLite
 #[derive(Debug, Parser)]
@@ -76,19 +78,43 @@ pub(crate) enum Command {
     /// List what is held or awaited
     List(List),
     /// Show who holds a lock or semaphore, and who waits
+    ///
+    /// Everything that has this name and is in use is shown. The exit status is 1 if that is nothing.
     Show(Show),
     /// Watch what is held or awaited, live
+    ///
+    /// Keys: q quits, / filters, Enter shows one in detail, n h a w sort by name, holder, age, waiters, r reverses,
+    /// arrows move. If the output is not a terminal, it is printed each time.
     Watch(Watch),
     /// End the hold of a lock by force
+    ///
+    /// Shows who holds it, and asks. The next waiter gets the lock at once; the holder is told, and until it has
+    /// stopped, only fencing tokens reject what it writes. Semaphores and read/write locks cannot be broken. The exit
+    /// status is 1 if nobody held the lock, or the answer was no.
     Break(Break),
     /// Wait until a lock is free
+    ///
+    /// Takes no place in the queue: the store is looked at, at least once a second, until nobody holds the lock or
+    /// waits for it, or a permit of the semaphore is free. Somebody else may take it in the next moment, and a lock
+    /// that is free between two looks only is missed: to hold it, use `run`.
     Wait(Wait),
     /// Check the store for problems and risky settings
+    ///
+    /// The exit status is 1 if one of them is more than for information: a warning, or why the store cannot be used.
     Check,
     /// Print the fencing token under which a lock is held
+    ///
+    /// One per line if several hold it. The exit status is 1 if nobody does.
     Token(Token),
     /// Watch three workers pass a lock to each other, in this terminal
+    ///
+    /// Takes 20 seconds and needs no store. One worker dies while it holds the lock, and another one is paused for
+    /// longer than its lease. The exit status is 0 only if everything went as it should.
     Demo,
+    /// Print the completions for a shell
+    ///
+    /// For bash: leasehold completions bash > ~/.local/share/bash-completion/completions/leasehold
+    Completions(Completions),
 }
 
 /// How long a lease lasts without a renewal.
@@ -177,33 +203,68 @@ pub(crate) struct Elect {
     pub(crate) job: Job,
 }
 
+/// Which of all things that have the same name.
+#[derive(clap::Args, Debug)]
+pub(crate) struct Which {
+    /// The name
+    pub(crate) name: String,
+    /// What it is; without it, whatever has this name
+    #[arg(long, value_enum, value_name = "KIND")]
+    pub(crate) kind: Option<Kind>,
+}
+
+/// What JSON and tables have as the kind.
+#[derive(Clone, Copy, Debug, ValueEnum)]
+#[value(rename_all = "snake_case")]
+pub(crate) enum Kind {
+    Mutex,
+    RwLock,
+    Election,
+    Schedule,
+    CountingSemaphore,
+    FairSemaphore,
+}
+
+impl Kind {
+    pub(crate) const fn purpose(self) -> Purpose {
+        match self {
+            Self::Mutex => Purpose::Mutex,
+            Self::RwLock => Purpose::RwLock,
+            Self::Election => Purpose::Election,
+            Self::Schedule => Purpose::Schedule,
+            Self::CountingSemaphore => Purpose::CountingSemaphore,
+            Self::FairSemaphore => Purpose::FairSemaphore,
+        }
+    }
+}
+
 #[derive(clap::Args, Debug)]
 pub(crate) struct List {
     /// Only names that begin so
-    #[arg(default_value = "")]
+    #[arg(default_value = "", hide_default_value = true)]
     pub(crate) prefix: String,
 }
 
 #[derive(clap::Args, Debug)]
 pub(crate) struct Watch {
     /// Only names that begin so
-    #[arg(default_value = "")]
+    #[arg(default_value = "", hide_default_value = true)]
     pub(crate) prefix: String,
-    /// How often to look
+    /// How often to look, at most: never for more than a tenth of the time
     #[arg(long, value_parser = humantime::parse_duration, default_value = "500ms", value_name = "TIME")]
     pub(crate) every: Duration,
 }
 
 #[derive(clap::Args, Debug)]
 pub(crate) struct Show {
-    /// The name of the lock or semaphore
-    pub(crate) name: String,
+    #[command(flatten)]
+    pub(crate) which: Which,
 }
 
 #[derive(clap::Args, Debug)]
 pub(crate) struct Break {
-    /// The name of the lock
-    pub(crate) name: String,
+    #[command(flatten)]
+    pub(crate) which: Which,
     /// Do not ask
     #[arg(long)]
     pub(crate) yes: bool,
@@ -211,8 +272,8 @@ pub(crate) struct Break {
 
 #[derive(clap::Args, Debug)]
 pub(crate) struct Wait {
-    /// The name of the lock
-    pub(crate) name: String,
+    #[command(flatten)]
+    pub(crate) which: Which,
     /// Give up after this time; the default is to wait
     #[arg(long, value_parser = humantime::parse_duration, value_name = "TIME")]
     pub(crate) timeout: Option<Duration>,
@@ -220,8 +281,14 @@ pub(crate) struct Wait {
 
 #[derive(clap::Args, Debug)]
 pub(crate) struct Token {
-    /// The name of the lock
-    pub(crate) name: String,
+    #[command(flatten)]
+    pub(crate) which: Which,
+}
+
+#[derive(clap::Args, Debug)]
+pub(crate) struct Completions {
+    /// The shell
+    pub(crate) shell: Shell,
 }
 
 #[cfg(test)]

@@ -49,6 +49,11 @@ impl Failure {
         self
     }
 
+    /// Whether this is its exit status.
+    pub(crate) const fn is(&self, code: u8) -> bool {
+        self.code == code
+    }
+
     /// Prints it to standard error.
     pub(crate) fn report(&self) -> ExitCode {
         let red = Style::new().fg_color(Some(AnsiColor::Red.into()));

@@ -1,16 +1,19 @@
 //! `leasehold`: distributed locks for scripts, and for looking at who holds what.
 //!
 //! `args` says what there is, `commands` has a file for each command, `store` finds and opens the store, `exit` has
-//! the exit statuses, and `output` prints for people and as JSON. `job` runs a command under a lease, with `signals`,
-//! the `terminal`, and a `watcher` in case this program is killed; `waiting` shows who holds what is awaited.
+//! the exit statuses, `find` looks for what has a name, `report` has what is printed as JSON, and `output` prints.
+//! `job` runs a command under a lease, with `signals`, the `terminal`, and a `watcher` in case this program is killed;
+//! `waiting` shows who holds what is awaited.
 
 #![expect(clippy::future_not_send, reason = "the program has one thread of its own")]
 
 mod args;
 mod commands;
 mod exit;
+mod find;
 mod job;
 mod output;
+mod report;
 mod signals;
 mod store;
 mod terminal;

@@ -62,6 +62,11 @@ macro_rules! delegate {
             self.$field.list(prefix)
         }
     };
+    (@list_any $field:tt) => {
+        fn list_any<'a>(&'a self, prefixes: &'a [String]) -> BoxStream<'a, Result<Listed, BackendError>> {
+            self.$field.list_any(prefixes)
+        }
+    };
     (@events $field:tt) => {
         fn events(&self) -> BoxStream<'static, Event> {
             self.$field.events()

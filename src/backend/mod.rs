@@ -205,6 +205,12 @@ pub trait Backend: fmt::Debug + Send + Sync + 'static {
         stream::iter([Err(BackendError::no_list())]).boxed()
     }
 
+    /// As [`list`](Self::list) for each of these prefixes, none of which begins with another one: for stores to which
+    /// one pass over all of them costs less.
+    fn list_any<'a>(&'a self, prefixes: &'a [String]) -> BoxStream<'a, Result<Listed, BackendError>> {
+        stream::iter(prefixes).flat_map(move |prefix| self.list(prefix)).boxed()
+    }
+
     /// The events for this client from now on. A later stream replaces an earlier one. The stream of a store without
     /// events stays pending forever; it must not end.
     fn events(&self) -> BoxStream<'static, Event>;

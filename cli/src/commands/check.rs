@@ -11,9 +11,9 @@ use crate::{output, store};
 
 /// One finding, as JSON.
 #[derive(Serialize)]
-struct Line<'a> {
-    severity: &'a str,
-    text: &'a str,
+pub(crate) struct Line<'a> {
+    pub(crate) severity: &'a str,
+    pub(crate) text: &'a str,
 }
 
 pub(crate) async fn run(args: &Args) -> Result<ExitCode, Failure> {
@@ -29,8 +29,9 @@ pub(crate) async fn run(args: &Args) -> Result<ExitCode, Failure> {
         if args.json { output::json(&line)? } else { output::line(&format!("{severity}: {}", line.text))? }
     }
     if findings.is_empty() && !args.json {
-        output::line("no findings")?;
+        output::line(&format!("no findings at {}", client.store()))?;
     }
     client.shutdown().await?;
-    Ok(ExitCode::from(if findings.is_empty() { 0 } else { NO }))
+    let is_bad = findings.iter().any(|finding| finding.severity > Severity::Info);
+    Ok(ExitCode::from(if is_bad { NO } else { 0 }))
 }

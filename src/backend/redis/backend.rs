@@ -160,7 +160,11 @@ impl Backend for RedisBackend {
     }
 
     fn list<'a>(&'a self, prefix: &'a str) -> BoxStream<'a, Result<Listed, BackendError>> {
-        self.list_in_steps(prefix)
+        self.list_in_steps(vec![prefix])
+    }
+
+    fn list_any<'a>(&'a self, prefixes: &'a [String]) -> BoxStream<'a, Result<Listed, BackendError>> {
+        self.list_in_steps(prefixes.iter().map(|prefix| &**prefix).collect())
     }
 
     fn events(&self) -> BoxStream<'static, Event> {
