@@ -110,7 +110,7 @@ pub use ledger::{Effects, Ledger, Stamp};
 pub use ledger_backend::{LedgerBackend, LedgerStore};
 pub use types::{
     Answer, Answered, Capabilities, Claim, Detail, Event, Grant, Kind, LeaseRef, Limit, Listed, Queued,
-    Released, Renew, Renewal, Request, Resource, Ticket, Wakes,
+    Released, Renew, Renewal, Request, Resource, SUMMARY_HOLDERS, Ticket, Wakes,
 };
 
 // What users of a client see as well is in the crate's root, and what belongs to one store in a module of its own.

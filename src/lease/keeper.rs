@@ -165,7 +165,7 @@ impl Keeper {
     }
 
     /// The error for what the store has not answered in time, with the reason if the store is known to be unreachable.
-    pub(super) fn unanswered(&self) -> BackendError {
+    pub(crate) fn unanswered(&self) -> BackendError {
         let nodes = self.backend.state().nodes;
         let reasons: Vec<_> = nodes.iter().filter_map(|node| node.reason.as_deref()).collect();
         let colon = if reasons.is_empty() { "" } else { ": " };

@@ -56,7 +56,7 @@ mod schedule;
 mod tasks;
 mod ticket;
 
-pub(crate) use acquire::{ROUND_TRIP, StatedLimit, Wait, Waiter};
+pub(crate) use acquire::{StatedLimit, Wait, Waiter};
 pub(crate) use engine::Engine;
 pub(crate) use lease::Hold;
 pub(crate) use observed::Observed;

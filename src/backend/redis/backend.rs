@@ -150,7 +150,7 @@ impl Backend for RedisBackend {
             };
             let (mut inspection, _) =
                 until_answered(self.repeat_for, BackendError::is_transient, inspect).await?;
-            if detail == Detail::Full {
+            if detail != Detail::Counts {
                 let Inspection { holders, waiters, .. } = &mut inspection;
                 describe(&self.commands, resource, holders, waiters).await;
             }

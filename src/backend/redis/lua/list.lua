@@ -8,18 +8,9 @@
 --          {A_SEMAPHORE, 1 for a counting one, 0 for a fair one, nil if that is not known, waiters, {lease id, ms until its lease ends, permits, token, ...}}, holders by that time, at most
 --           LISTED_HOLDERS
 --          nil for what is not held by us and not awaited
---
--- Of a queue with more than COUNTED_PLACES, all places are counted, those of the dead included, so that no queue takes long.
 
 local clock = read_clock()
 local now, now_text = clock.ms, millis(clock.ms)
-
-local function count_waiters(stem)
-  local places = redis.pcall('ZCARD', stem .. 'queue')
-  if type(places) ~= 'number' or places == 0 or places > COUNTED_PLACES then return tonumber(places) or 0 end
-  local intact, waiters = pcall(living, stem .. 'waiters', now)
-  return intact and #waiters / 4 or 0
-end
 
 -- As its state says (state.lua); not all versions have written that.
 local function is_counting(stem)
@@ -41,7 +32,7 @@ local function list_semaphore(key, stem)
       end
     end
   end
-  local waiters = count_waiters(stem)
+  local waiters = count_waiters(stem, now)
   return (holders[1] or waiters > 0) and { A_SEMAPHORE, is_counting(stem), waiters, holders }
 end
 
@@ -51,7 +42,7 @@ local function list_lock(key, stem)
   if type(value) == 'table' then return list_semaphore(key, stem) end
   local id, _, owner = read_value(value)
   -- A mutex of ours without the mark has no waiters (value.lua).
-  local waiters = (not id or owner or sub(value, -1) == WAITED_FOR) and count_waiters(stem) or 0
+  local waiters = (not id or owner or sub(value, -1) == WAITED_FOR) and count_waiters(stem, now) or 0
   if not id and waiters == 0 then return false end
   if not value and redis.pcall('EXISTS', stem .. 'state') == 1 then return { A_SEMAPHORE, is_counting(stem), waiters, {} } end
   local holds = {}
