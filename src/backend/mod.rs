@@ -228,6 +228,12 @@ pub trait Backend: fmt::Debug + Send + Sync + 'static {
         if keep == 0 { self.release(lease) } else { self.release_permits(lease, keep) }
     }
 
+    /// Another client has this lease by now: nothing more is to be kept for it. Whatever is stored stays there.
+    #[doc(hidden)]
+    fn handed_over(&self, lease: LeaseId) {
+        let _ = lease;
+    }
+
     /// Where the connections of this crate's own stores live, if they depend on a runtime of the application.
     #[doc(hidden)]
     fn home(&self) -> Option<std::sync::Arc<crate::home::Home>> {

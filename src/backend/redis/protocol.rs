@@ -64,8 +64,11 @@ constants! {
     // What a list has found.
     A_LOCK: &str = "lock";
     A_SEMAPHORE: &str = "semaphore";
-    /// How many holders of a semaphore a list returns.
-    LISTED_HOLDERS: u64 = 1000;
+    /// How many holders of a semaphore a list returns, and after how many holders and waiters a call ends: each takes
+    /// the server about 2 us.
+    LISTED_HOLDERS: u64 = 250;
+    /// How many bytes of a value a list reads, less one: more than those of any lock of ours.
+    LISTED_BYTES: u64 = 4095;
     /// How many holders a summary returns.
     SUMMARY_HOLDERS: u64 = 16;
     /// How many places a queue may have for a list or a summary to look at each of them.
