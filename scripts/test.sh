@@ -110,9 +110,9 @@ shared=(-p leasehold-dependencies)
 
 # What uses Redis through fred. It runs as the user of docs/stores/acl.md, who may do less than the default user: so do the clients of the processes
 # that others start. As the default user, some of it runs again below, and all of it with `cargo test`.
-over_fred=(acl batch_redis cancellation cluster credentials error_texts faults_network faults_redis faults_server handover_redis harness
+over_fred=(acl batch_redis blocking cancellation cluster credentials error_texts faults_network faults_redis faults_server handover_redis harness
     mutex_redis processes redlock redlock_contract reentrant_processes reentrant_redis renewals_redis replicas runtimes semaphore_processes
-    semaphore_redis sentinel stalls stalls_soak store_state store_tracing)
+    semaphore_redis sentinel stalls stalls_soak store_state store_tracing tower)
 
 # Unit, integration, documentation and model tests, those of the examples, and one short round of each bench.
 configuration "all features" --workspace --all-features --all-targets
@@ -120,13 +120,12 @@ programs LEASEHOLD_TEST_ACL=1 "${over_fred[@]}"
 programs all but "${over_fred[@]}"
 documentation
 
-# Mutexes without hand-over inside a client, and counting semaphores with it.
-programs LEASEHOLD_TEST_LOCAL_HANDOVER=off batch_redis cancellation faults_network faults_server mixed_fleet mutex_memory mutex_redis \
-    processes reentrant_processes
+# Mutexes without hand-over inside a client, and counting semaphores with it. (Batches and reentrant locks are the same either way.)
+programs LEASEHOLD_TEST_LOCAL_HANDOVER=off cancellation faults_network faults_server mixed_fleet mutex_memory mutex_redis processes
 programs LEASEHOLD_TEST_LOCAL_HANDOVER=on semaphore_memory semaphore_processes semaphore_redis -- counting --skip passed_on
 
 # The other stores have no such user.
-programs LEASEHOLD_TEST_ACL=1 conformance model -- on_redis
+programs LEASEHOLD_TEST_ACL=1 PROPTEST_CASES=8 conformance model -- on_redis
 
 # Without fred: what was tested above is the same protocol on the other library. (With --all-servers, more of it is repeated.)
 over_redis_rs=(batch_redis cancellation cluster conformance error_texts faults_network faults_redis faults_server handover_redis holders_redis

@@ -3,7 +3,7 @@
 use std::fmt;
 use std::time::Duration;
 
-use crate::backend::{Holder, Inspection};
+use crate::backend::{Holder, Inspection, SUMMARY_HOLDERS};
 
 /// How many holders are named in a text.
 const NAMED: usize = 3;
@@ -32,7 +32,7 @@ const NAMED: usize = 3;
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Contention {
-    /// The holders; several of a semaphore.
+    /// The holders; several of a semaphore, of which there may be more than the [`SUMMARY_HOLDERS`] that are read.
     pub holders: Vec<Holder>,
     /// How many places there were in the store's queue. The tasks of one client may share one.
     pub waiters: usize,
@@ -55,7 +55,7 @@ pub struct Contention {
 /// ```
 impl From<Inspection> for Contention {
     fn from(found: Inspection) -> Self {
-        Self { holders: found.holders, waiters: found.waiters.len() }
+        Self { holders: found.holders, waiters: found.waiting }
     }
 }
 
@@ -82,8 +82,10 @@ impl fmt::Display for Contention {
                 }
             }
         }
-        if let Some(more @ 1..) = holders.len().checked_sub(NAMED) {
-            write!(f, " and {more} more")?;
+        match holders.len() {
+            SUMMARY_HOLDERS.. => f.write_str(" and others")?,
+            n if n > NAMED => write!(f, " and {} more", n - NAMED)?,
+            _ => {}
         }
         match waiters {
             1 => f.write_str(", 1 waits"),
@@ -130,6 +132,8 @@ mod tests {
         assert_eq!(text(&[&brief], 1), "held by b for 0.2 s (nightly report), 1 waits");
         let many = [&one, &brief, &one, &one, &one];
         assert!(text(&many, 0).ends_with("for 12 s and 2 more, 0 wait"), "{}", text(&many, 0));
+        let very_many = vec![&one; SUMMARY_HOLDERS];
+        assert!(text(&very_many, 0).ends_with("for 12 s and others, 0 wait"), "{}", text(&very_many, 0));
         let nameless = Holder { label: None, held_for: None, ..holder("", 0) };
         assert_eq!(text(&[&nameless], 2), "held by lease 0bd7ff6e….7, 2 wait");
         assert_eq!(

@@ -33,14 +33,14 @@ use std::task::{Context, Poll};
 use std::time::Duration;
 
 use futures::future::{join_all, select_all};
-use tokio::time::{Instant, timeout_at};
+use tokio::time::timeout_at;
 
 use crate::backend::{Claim, Kind};
 use crate::client::Client;
 use crate::error::{Error, LossReason};
 use crate::fence::FencingToken;
 use crate::guard::{Guard, Lost};
-use crate::lease::{Engine, ROUND_TRIP, Wait};
+use crate::lease::{Engine, Wait};
 use crate::name;
 use crate::options::MutexOptions;
 use crate::primitive::Primitive;
@@ -203,8 +203,10 @@ impl LockAll {
         Ok(guards.map(|guards| self.locked(guards)))
     }
 
-    /// Locks all of them, waiting for at most `timeout` altogether. However short the timeout, the call waits up to 100
-    /// ms for the first answers from the store.
+    /// Locks all of them, waiting for at most `timeout` altogether, however many there are. However short the timeout,
+    /// the call waits up to 100 ms for the first answers from the store; so if the store is slow, it returns up to 100
+    /// ms after the timeout. It does not wait for the release of those that it had locked by then, which is sent in the
+    /// background.
     ///
     /// ```
     /// # use std::time::Duration;
@@ -235,7 +237,8 @@ impl LockAll {
     async fn acquire(&self, wait: Wait) -> Result<Locks, Error> {
         let (mut held, mut lost) = (Vec::with_capacity(self.sorted.len()), 0);
         // There is no use in trying a single one first.
-        if self.sorted.len() > 1 {
+        let mut has_asked = self.sorted.len() > 1;
+        if has_asked {
             self.try_missing(&mut held, wait).await?;
         }
         loop {
@@ -246,11 +249,16 @@ impl LockAll {
                 }
                 held.truncate(first);
             }
-            let Some(next) = self.sorted.get(held.len()) else { return Ok(self.locked(held)) };
-            let next = self.names[*next].acquire(&Claim::Sole, wait);
-            let Some(guard) = unless_lost(&held, next).await else { continue };
+            let Some(next) = self.sorted.get(held.len()).map(|n| &self.names[*n]) else {
+                return Ok(self.locked(held));
+            };
+            if has_asked && wait.is_over() {
+                return Err(next.timed_out(wait));
+            }
+            has_asked = true;
+            let Some(guard) = unless_lost(&held, next.acquire(&Claim::Sole, wait)).await else { continue };
             held.push(guard?);
-            if held.len() < self.sorted.len() {
+            if held.len() < self.sorted.len() && !wait.is_over() {
                 self.try_missing(&mut held, wait).await?;
             }
         }
@@ -258,12 +266,13 @@ impl LockAll {
 
     /// Tries those that are not held yet, and adds the guards of those that come before the first that is not free. The
     /// others are released. A store that does not answer is left to the call that waits, which knows how long to be
-    /// patient.
+    /// patient, unless there is no time for that.
     async fn try_missing(&self, held: &mut Vec<Guard>, wait: Wait) -> Result<(), Error> {
         let tries = self.try_from(held.len());
-        let tried = match wait.deadline() {
-            Some(deadline) => {
-                timeout_at(deadline.max(Instant::now() + ROUND_TRIP), tries).await.unwrap_or_default()
+        let tried = match wait.latest_answer() {
+            Some(latest) => {
+                let first = &self.names[self.sorted[held.len()]];
+                timeout_at(latest, tries).await.map_err(|_| first.unanswered())?
             }
             None => tries.await,
         };

@@ -11,9 +11,6 @@ use crate::origin::PerProcess;
 /// The prefix of the keys of mutexes and reentrant locks, unless another one is set.
 pub(crate) const DEFAULT_LOCK_PREFIX: &str = "lock:";
 
-/// What the keys of read/write locks have between the prefix and the name.
-const RW_LOCK: &str = "rwlock:";
-
 /// The shortest maximum hold time: below it, a grant could be over before it is handed out.
 const MIN_HOLD: Duration = Duration::from_millis(10);
 
@@ -172,17 +169,11 @@ impl MutexOptions {
     }
 
     /// The same for locks that serve another purpose, whose keys begin with `kind`, after the prefix that was set, if
-    /// one was.
+    /// one was: never those of mutexes or semaphores with the same prefix and name.
     pub(crate) fn within(self, kind: &str) -> Self {
         let prefix = self.hold.prefix.as_deref().unwrap_or_default();
         let prefix = format!("{prefix}{kind}");
         self.prefix(prefix)
-    }
-
-    /// What the keys of read/write locks start with: never those of mutexes or semaphores with the same prefix and
-    /// name.
-    pub(crate) fn rw_key_prefix(&self) -> String {
-        format!("{}{RW_LOCK}", self.hold.prefix.as_deref().unwrap_or_default())
     }
 
     pub(crate) fn validate(&self) -> Result<Settings, Error> {

@@ -66,6 +66,17 @@ impl Primitive {
         Ok(Guard::new(Arc::clone(engine), hold, claim.permits()))
     }
 
+    /// The error of a call that has waited for as long as it may, and does not know who stood in the way.
+    pub(crate) fn timed_out(&self, wait: Wait) -> Error {
+        let (name, waited) = (self.name().to_owned(), wait.so_far());
+        Error::TimedOut { name, waited, holder_never_expires: false, contention: None }
+    }
+
+    /// The error of a request that the store has not answered in time.
+    pub(crate) fn unanswered(&self) -> Error {
+        self.engine.error(self.engine.unanswered(), "acquire", Some(self.name()))
+    }
+
     /// Acquires what is claimed if that is possible without waiting.
     pub(crate) async fn try_acquire(&self, claim: &Claim) -> Result<Option<Guard>, Error> {
         match self.acquire(claim, Wait::No).await {

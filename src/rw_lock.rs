@@ -90,7 +90,7 @@ impl Client {
     /// [`Error::InvalidArgument`] as for [`mutex_with`](Self::mutex_with), and [`Error::Unsupported`] as for
     /// [`rw_lock`](Self::rw_lock).
     pub fn rw_lock_with(&self, name: &str, options: MutexOptions) -> Result<RwLock, Error> {
-        RwLock::new(self.engine(), name, &options)
+        RwLock::new(self.engine(), name, options)
     }
 }
 
@@ -101,8 +101,9 @@ impl RwLock {
     /// The number costs nothing: no store keeps a record for a permit that nobody holds.
     pub const MAX_READERS: u32 = 1_000_000;
 
-    fn new(engine: &Arc<Engine>, name: &str, options: &MutexOptions) -> Result<Self, Error> {
-        let resource = name::resource(&options.rw_key_prefix(), name, Kind::Fair)?;
+    fn new(engine: &Arc<Engine>, name: &str, options: MutexOptions) -> Result<Self, Error> {
+        let options = options.within("rwlock:");
+        let resource = name::resource(options.key_prefix(), name, Kind::Fair)?;
         let primitive = Primitive::new(Arc::clone(engine), resource, options.validate_without_handover()?);
         let primitive = primitive.map_err(|error| match error {
             Error::Unsupported { store, reason } => Error::Unsupported {

@@ -89,6 +89,16 @@ impl Guard {
     /// * [`Error::Unsupported`] if a lease does not outlive its client on this store (ZooKeeper and Redlock).
     ///
     /// In the last two cases this guard is released, as if it had been dropped.
+    ///
+    /// # Requests that are still on their way
+    ///
+    /// A request by which this client has asked for the lease may reach the store late, when the lease has ended where
+    /// the ticket was resumed. It then takes the lock, or a place in the queue, for nobody. As soon as its answer or
+    /// its grant arrives here, this client releases that. If it never arrives, because this client has been shut down
+    /// or has lost its connection, that blocks others for one TTL at most; so does, for the owner of a reentrant lock,
+    /// a request that the store carries out while that owner holds it again. On Redis there is no such request after a
+    /// connection was lost: before another one is used, the server closes the earlier one (if the user may use `CLIENT
+    /// KILL`). On no store does a late request affect who holds the lock: it takes only what is free.
     #[doc(alias = "handover")]
     #[doc(alias = "transfer")]
     #[doc(alias = "forget")]

@@ -33,6 +33,7 @@ use std::time::{Duration, SystemTime};
 
 use futures::StreamExt;
 use futures::future::join_all;
+use futures::join;
 use leasehold::{Client, Election, Leader, MutexOptions, OnDeadRunner, Once, OnceOptions, Tick, Ticks};
 use support::{Nodes, RedisServer, Worker, begun, eventually, say, within, worker_args};
 use tokio::io::{AsyncBufReadExt, AsyncWriteExt, BufReader};
@@ -45,6 +46,8 @@ const SECOND: Duration = Duration::from_secs(1);
 const SOON: Duration = Duration::from_secs(10);
 /// The shortest that all stores can keep.
 const LEASE: Duration = Duration::from_secs(2);
+/// Of those that are not killed: no machine stands still for so long.
+const LASTING: Duration = Duration::from_secs(30);
 
 async fn connect(url: &str, ttl: Duration) -> Client {
     let client = Client::connect(url).await.expect("the store can be used");
@@ -72,7 +75,7 @@ async fn running_worker() {
     let Some(args) = worker_args() else { return };
     let (number, url) = args.split_once(' ').expect("a number and a URL");
     let choice = if number == "1" { OnDeadRunner::LeaveOut } else { OnDeadRunner::RunAgain };
-    let schedule = schedule(&connect(url, LEASE).await, choice, 0);
+    let schedule = schedule(&connect(url, LEASE).await, choice);
     let job = async |tick: Tick| {
         say(&format!("held {}", tick.token));
         pending::<()>().await;
@@ -114,12 +117,15 @@ async fn ask(register: &mut BufReader<TcpStream>, request: &str) -> io::Result<u
 
 // What every store promises
 
-/// In the order of the promises, on one store, because to start a server takes longer than all of them.
+/// All on one store, because to start a server takes longer than all of them. Elections and schedules have nothing to do
+/// with each other, and wait most of the time.
 async fn keeps_its_promises(store: &str, url: &str) {
-    a_killed_leader_is_replaced_within_its_ttl(store, url).await;
-    the_next_one_leads_at_once_after_a_resignation(store, url).await;
-    a_tick_whose_runner_was_killed_is_run_again_or_left_out(store, url).await;
-    schedulers_run_each_tick_once(url).await;
+    let leaders = async {
+        a_killed_leader_is_replaced_within_its_ttl(store, url).await;
+        the_next_one_leads_at_once_after_a_resignation(store, url).await;
+    };
+    let runners = a_tick_whose_runner_was_killed_is_run_again_or_left_out(store, url);
+    join!(leaders, runners, schedulers_run_each_tick_once(url));
 }
 
 async fn a_killed_leader_is_replaced_within_its_ttl(store: &str, url: &str) {
@@ -183,9 +189,13 @@ async fn the_next_one_leads_at_once_after_a_resignation(store: &str, url: &str) 
     );
 }
 
-fn schedule(client: &Client, choice: OnDeadRunner, off: i64) -> Once {
+fn schedule(client: &Client, choice: OnDeadRunner) -> Once {
+    schedule_called("nightly", client, choice, 0)
+}
+
+fn schedule_called(name: &str, client: &Client, choice: OnDeadRunner, off: i64) -> Once {
     let options = OnceOptions::new().at_most_late(SECOND * 30).on_dead_runner(choice);
-    let schedule = client.once_with("nightly", Ticks::every(SECOND / 2), options).expect("valid");
+    let schedule = client.once_with(name, Ticks::every(SECOND / 2), options).expect("valid");
     let error = Duration::from_millis(off.unsigned_abs());
     let now = move || if off < 0 { SystemTime::now() - error } else { SystemTime::now() + error };
     schedule.by_clock(now)
@@ -198,7 +208,7 @@ async fn a_tick_whose_runner_was_killed_is_run_again_or_left_out(store: &str, ur
     assert_eq!(next_run(left_out, store, url, 1, OnDeadRunner::LeaveOut).await, None);
     // It is remembered that these were run, or at least begun, and that they are not to be run again.
     for (number, choice) in [(0, OnDeadRunner::RunAgain), (1, OnDeadRunner::LeaveOut)] {
-        let once = schedule(&connect(url, LEASE).await, choice, 0);
+        let once = schedule(&connect(url, LEASE).await, choice);
         assert_eq!(
             once.try_run_tick(number, async |_| ()).await.expect("answered"),
             None,
@@ -216,7 +226,7 @@ async fn next_run(
     choice: OnDeadRunner,
 ) -> Option<u64> {
     let first = worker.held().await;
-    let once = schedule(&connect(url, LEASE).await, choice, 0);
+    let once = schedule(&connect(url, LEASE).await, choice);
     worker.kill();
     let begun = Instant::now();
     let ran = within(LEASE + SOON, once.try_run_tick(number, async |tick| tick)).await.expect("answered");
@@ -237,8 +247,9 @@ async fn schedulers_run_each_tick_once(url: &str) {
         .expect("not that late");
     let mut schedulers = Vec::new();
     for off in [2_500, 900, 0, -1_700] {
-        let client = connect(url, LEASE).await;
-        let (once, log) = (schedule(&client, OnDeadRunner::RunAgain, off), Arc::clone(&log));
+        let client = connect(url, LASTING).await;
+        let once = schedule_called("clocks", &client, OnDeadRunner::RunAgain, off);
+        let log = Arc::clone(&log);
         let run = tokio::spawn(async move {
             once.run(|tick| {
                 *log.lock().expect("no panic").entry(tick.number).or_default() += 1;
@@ -255,12 +266,12 @@ async fn schedulers_run_each_tick_once(url: &str) {
             std::future::ready(is_done)
         })
     };
-    done(first + 6).await;
+    done(first + 5).await;
     for (client, run) in schedulers.drain(..1).collect::<Vec<_>>() {
         client.close(SOON).await.expect("the tick that is run ends");
         run.await.expect("no panic").expect("closed");
     }
-    done(first + 12).await;
+    done(first + 10).await;
     join_all(schedulers.iter().map(|(client, _)| client.close(SOON)))
         .await
         .into_iter()

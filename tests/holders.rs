@@ -13,7 +13,7 @@ use std::time::Duration;
 use futures::future::join_all;
 use futures::{FutureExt, StreamExt, TryStreamExt};
 use intercept::{Intercept, Intercepted, Reply};
-use leasehold::backend::{Detail, Kind, Listed, Request, Resource};
+use leasehold::backend::{Answer, Backend, Detail, Kind, Listed, Request, Resource};
 use leasehold::{
     Client, DistMutex, Error, Inspection, MAX_LABEL_BYTES, MAX_NOTE_BYTES, MemoryBackend, MutexOptions,
     SemaphoreOptions,
@@ -171,13 +171,8 @@ async fn no_lease_is_passed_on_to_or_from_an_acquisition_with_a_note() -> Outcom
 struct Requests(std::sync::Mutex<Vec<Request>>);
 
 impl Intercept for Requests {
-    fn request<'a>(
-        &'a self,
-        store: &'a MemoryBackend,
-        request: &'a Request,
-    ) -> Reply<'a, leasehold::backend::Answer> {
+    fn request<'a>(&'a self, store: &'a MemoryBackend, request: &'a Request) -> Reply<'a, Answer> {
         self.0.lock().expect("it does not panic").push(request.clone());
-        use leasehold::backend::Backend;
         store.request(request)
     }
 }
@@ -259,12 +254,7 @@ struct Silent {
 }
 
 impl Intercept for Silent {
-    fn request<'a>(
-        &'a self,
-        store: &'a MemoryBackend,
-        request: &'a Request,
-    ) -> Reply<'a, leasehold::backend::Answer> {
-        use leasehold::backend::Backend;
+    fn request<'a>(&'a self, store: &'a MemoryBackend, request: &'a Request) -> Reply<'a, Answer> {
         self.requests.fetch_add(1, Relaxed);
         store.request(request)
     }
@@ -301,6 +291,112 @@ async fn of_many_calls_that_give_up_at_once_few_ask_who_holds() -> Outcome {
     assert!(late.iter().all(|late| matches!(late, Err(Error::TimedOut { contention: None, .. }))));
     let asked = silent.inspections.load(Relaxed);
     assert!((1..=8).contains(&asked), "{asked}");
+    Ok(())
+}
+
+/// Answers late, and says at first that what is wanted is not free.
+#[derive(Debug)]
+struct Slow {
+    requests: Duration,
+    inspections: Duration,
+    /// How much was asked about the holders.
+    details: std::sync::Mutex<Vec<Detail>>,
+}
+
+impl Slow {
+    fn new(requests: Duration, inspections: Duration) -> Self {
+        Self { requests, inspections, details: std::sync::Mutex::default() }
+    }
+}
+
+impl Intercept for Slow {
+    fn request<'a>(&'a self, store: &'a MemoryBackend, request: &'a Request) -> Reply<'a, Answer> {
+        async {
+            sleep(self.requests).await;
+            if request.waits { store.request(request).await } else { Ok(Answer::Busy { limit: None }) }
+        }
+        .boxed()
+    }
+
+    fn inspect<'a>(
+        &'a self,
+        store: &'a MemoryBackend,
+        resource: &'a Resource,
+        detail: Detail,
+    ) -> Reply<'a, Inspection> {
+        self.details.lock().expect("it does not panic").push(detail);
+        async move {
+            sleep(self.inspections).await;
+            store.inspect(resource, detail).await
+        }
+        .boxed()
+    }
+}
+
+/// By how much a call may exceed its limit.
+const LATE: Duration = Duration::from_millis(100);
+
+#[tokio::test(start_paused = true)]
+async fn a_limit_is_kept_however_slowly_the_store_answers() -> Outcome {
+    let store = MemoryBackend::new();
+    let holder = client(&store, "holder").await?;
+    let _guard = holder.mutex("a")?.lock().await?;
+    let _order = holder.reentrant_lock("b", "they")?.lock().await?;
+    for (requests, inspections) in
+        [(0, 300), (20, 20), (80, 80), (99, 99), (150, 150), (400, 10), (1000, 1000)]
+    {
+        let slow = Intercepted::new(&store, Slow::new(ms(requests), ms(inspections)));
+        let client = Client::with_backend(slow.clone());
+        let (mutex, lock) = (client.mutex("a")?, client.reentrant_lock("b", "me")?);
+        for limit in [0, 1, 50, 99, 150, 400, 1100, 2500].map(ms) {
+            for owned in [false, true] {
+                let begun = Instant::now();
+                let error = match owned {
+                    false => mutex.lock_timeout(limit).await.expect_err("held"),
+                    true => lock.lock_timeout(limit).await.expect_err("held"),
+                };
+                let late = begun.elapsed().saturating_sub(limit);
+                assert!(late <= LATE, "{late:?} late after {limit:?}, {requests} {inspections}: {error}");
+                let is_right = matches!(error, Error::TimedOut { .. } | Error::StoreUnavailable { .. });
+                assert!(is_right, "{error:?}");
+                let has_answered = limit > ms(2 * requests.max(inspections)) + PROBE;
+                let says_who = error.to_string().contains("held by holder");
+                assert!(says_who || !has_answered, "after {limit:?}, {requests} {inspections}: {error}");
+            }
+        }
+        let details = slow.details.lock().expect("it does not panic").clone();
+        assert!(!details.is_empty() && !details.contains(&Detail::Full), "{details:?}");
+    }
+    Ok(())
+}
+
+/// How long before the end of its limit a call asks who holds, at most.
+const PROBE: Duration = Duration::from_millis(500);
+
+#[tokio::test(start_paused = true)]
+async fn the_limit_of_several_locks_is_one_for_all_of_them_however_slowly_the_store_answers() -> Outcome {
+    let names: Vec<_> = (0..8).map(|n| format!("n{n}")).collect();
+    for answer in [40, 80, 99, 150].map(ms) {
+        let store = MemoryBackend::new();
+        let slow = Client::with_backend(Intercepted::new(&store, Slow::new(answer, answer)));
+        let all = slow.lock_all(&names)?;
+        for limit in [0, 50, 120, 300, 500].map(ms) {
+            let begun = Instant::now();
+            let error = all.lock_timeout(limit).await.expect_err("two answers for each name take longer");
+            let late = begun.elapsed().saturating_sub(limit);
+            assert!(late <= LATE, "{late:?} late after {limit:?}, {answer:?}: {error}");
+            let is_right = matches!(error, Error::TimedOut { .. } | Error::StoreUnavailable { .. });
+            assert!(is_right, "{error:?}");
+            // What it had is given back.
+            let check = client(&store, "check").await?;
+            let free = check.lock_all(&names)?.lock_timeout(SECOND * 5).await?;
+            free.release().await?;
+        }
+        // With enough time, it gets all of them.
+        let begun = Instant::now();
+        all.lock_timeout(SECOND * 5).await?.release().await?;
+        assert!(begun.elapsed() > answer * 8, "{:?}", begun.elapsed());
+    }
     Ok(())
 }
 

@@ -384,6 +384,73 @@ async fn a_semaphore_is_listed_with_all_its_holders() {
     assert_eq!(notes.len(), 150);
 }
 
+/// Semaphores with many holders, without a request for each.
+fn make_holders(raw: &mut Raw, semaphores: usize, holders: usize) {
+    let ends = (raw.now_us() / 1000 + 60_000).to_string();
+    let leases: Vec<_> = (0..holders).map(|n| format!("0bd7ff6e-a7e3-11f0-a9dd-0242ac120002.{n}")).collect();
+    for n in 0..semaphores {
+        let (key, holds) = (format!("semaphore:{n}"), format!("{{semaphore:{n}}}:holds"));
+        let scored: Vec<_> = leases.iter().flat_map(|lease| [&*ends, lease]).collect();
+        raw.send(&[&["ZADD", &key], &scored[..]].concat());
+        raw.send(&["PEXPIRE", &key, "60000"]);
+        let held: Vec<_> = leases.iter().flat_map(|lease| [lease, "1 1"]).collect();
+        raw.send(&[&["HSET", &holds], &held[..]].concat());
+    }
+}
+
+/// Each call looks at so few holders that other clients do not wait for long.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn no_call_of_a_list_looks_at_more_than_a_few_hundred_holders() {
+    const SEMAPHORES: usize = 40;
+    let Some(server) = RedisServer::start_or_skip("large semaphores") else { return };
+    let (store, mut raw) = (connect(&server).await, server.raw());
+    make_holders(&mut raw, SEMAPHORES, 400);
+    raw.send(&["CONFIG", "RESETSTAT"]);
+    let found = listed(&store, "semaphore:").await;
+    assert_eq!(found.len(), SEMAPHORES);
+    for listed in found.values() {
+        assert_eq!(listed.holders.len(), 250, "{}", listed.resource.key);
+    }
+    let commands = raw.info_commandstats();
+    let calls = ["eval", "evalsha"].iter().filter_map(|name| commands.get(*name)).sum::<u64>();
+    let looked_at = commands["hget"];
+    assert!(looked_at <= 250 * SEMAPHORES as u64, "{looked_at}");
+    // Besides these, labels and notes are read.
+    assert!(calls >= looked_at / 500, "{calls} calls looked at {looked_at} holders");
+    let begun = std::time::Instant::now();
+    let seen =
+        store.inspect(&resource("semaphore:1", Kind::Counting), Detail::Summary).await.expect("answered");
+    assert_eq!(seen.holders.len(), 16, "{:?}", begun.elapsed());
+}
+
+/// Whatever other programs have stored on the same server is not transferred, and hardly looked at.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_list_of_everything_does_not_read_what_is_stored_by_others() {
+    let Some(server) = RedisServer::start_or_skip("a server with other data") else { return };
+    let (store, mut raw) = (connect(&server).await, server.raw());
+    let large = "x".repeat(1_000_000);
+    for n in 0..20 {
+        raw.send(&["SET", &format!("session:{n}"), &large, "PX", "60000"]);
+        raw.send(&["SET", &format!("page:{n}"), &large]);
+        raw.send(&["ZADD", &format!("ranking:{n}"), "9999999999999", "somebody"]);
+    }
+    granted(&store, &labelled(&store, &mutex("lock:a"), Claim::Sole, "one")).await;
+    raw.send(&["SET", "lock:theirs", "theirs"]);
+    queued(&store, &labelled(&store, &mutex("lock:theirs"), Claim::Sole, "one")).await;
+    raw.send(&["CONFIG", "RESETSTAT"]);
+    let found = listed(&store, "").await;
+    assert_eq!(found.keys().collect::<Vec<_>>(), ["lock:a", "lock:theirs"]);
+    assert_eq!(
+        (&*found["lock:theirs"].holders[0].id, found["lock:theirs"].holders[0].remaining),
+        ("theirs", None)
+    );
+    let commands = raw.info_commandstats();
+    assert_eq!(commands.get("getrange"), Some(&22), "of what expires, and of what is awaited: {commands:?}");
+    let reads = |name: &str| commands.get(name).copied().unwrap_or_default();
+    assert!(reads("get") <= 2, "labels: {commands:?}");
+    assert_eq!(reads("zrangebyscore"), 0, "{commands:?}");
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_list_fails_when_its_server_is_gone_and_who_may_not_scan_is_told() {
     let Some(mut server) = RedisServer::start_or_skip("lists that fail") else { return };
@@ -428,6 +495,39 @@ async fn a_cluster_is_listed_with_all_its_nodes_and_knows_labels_wherever_they_a
     assert_eq!(found["lock:noted"].holders[0].note.as_deref(), Some("why"));
     assert_eq!(found["lock:noted"].waiters, 1);
     store.close().await;
+}
+
+/// The client still asks the node that had the slot when it connected.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_label_is_stored_wherever_its_slot_is_by_now() {
+    let Some(cluster) = Cluster::start_or_skip("labels in a slot that moves") else { return };
+    let slot = cluster.slot("{leasehold}");
+    let elsewhere = (0..).map(|n| format!("lock:{n}")).find(|key| cluster.slot(key) != slot).expect("one");
+    let lock = mutex(&elsewhere);
+    let from = cluster.serving(0, slot);
+    let (moved, asking) = ((from + 1) % 3, (from + 2) % 3);
+    let connect = async || RedisBackend::connect(&cluster.url()).await.expect("the cluster answers");
+    let stale = connect().await;
+    cluster.move_slot(slot, from, moved);
+    let check = async |store: &RedisBackend, label: &str| {
+        let lease = granted(store, &labelled(store, &lock, Claim::Sole, label)).await;
+        // It follows in the background if that takes long.
+        let is_there = async || told(store, &lock).await == [some(label, "")];
+        eventually(SECOND * 10, is_there).await;
+        store.release(&lease).await.expect("answered");
+    };
+    check(&stale, "moved").await;
+    // What is not stored yet goes where the slot is about to be.
+    let new = connect().await;
+    cluster.begin_to_move(slot, moved, asking);
+    check(&new, "asked").await;
+    cluster.move_keys(slot, moved, asking);
+    cluster.finish_to_move(slot, moved, asking);
+    check(&connect().await, "after the move").await;
+    for store in [stale, new] {
+        check(&store, "of a client that was there before").await;
+        store.close().await;
+    }
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

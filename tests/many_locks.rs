@@ -31,6 +31,7 @@ use std::time::Duration;
 
 use etcd::EtcdServer;
 use file::SqliteFile;
+use futures::{FutureExt, StreamExt, stream};
 use leasehold::{
     Client, Error, Fence, FencingToken, Guard, LeaseEnd, LeaseTicket, LossReason, MutexOptions, RwLock,
     WriteGuard,
@@ -38,7 +39,7 @@ use leasehold::{
 use mysql::MysqlServer;
 use parking_lot::Mutex;
 use postgres::PostgresServer;
-use support::{RedisServer, Worker, eventually, say, within, worker_args};
+use support::{Direction, Proxy, RedisServer, Setup, Worker, begun, eventually, say, within, worker_args};
 use tokio::task::{JoinHandle, JoinSet};
 use tokio::time::timeout;
 use zookeeper::ZookeeperServer;
@@ -46,6 +47,11 @@ use zookeeper::ZookeeperServer;
 const SECOND: Duration = Duration::from_secs(1);
 /// For what should happen soon, on a machine that may have much else to do.
 const SOON: Duration = Duration::from_secs(20);
+
+/// For what is not available: longer than a busy store needs to say so.
+const BUSY: Duration = Duration::from_millis(400);
+/// How many promises are checked at the same time on one store.
+const AT_A_TIME: usize = 4;
 
 /// A store that several clients use.
 #[derive(Clone)]
@@ -84,7 +90,7 @@ impl Store {
     }
 }
 
-/// Does what it is told, and then waits to be killed.
+/// Holds what it is told to, until it is killed, or says that it has lost that.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn worker() {
     let Some(args) = worker_args() else { return };
@@ -97,13 +103,13 @@ async fn worker() {
             let lock = client.rw_lock_with("killed", store.brief()).expect("valid");
             let guard = lock.write().await.expect("free");
             say(&format!("held {}", guard.token()));
-            pending::<()>().await;
+            say(&format!("lost: {}", guard.lost().await));
         }
         "all" => {
             let guards = client.lock_all_with(KILLED, store.brief()).expect("valid").lock().await;
             let guards = guards.expect("free");
             say(&format!("held {}", guards.token(KILLED[0]).expect("one of them")));
-            pending::<()>().await;
+            say(&format!("lost: {}", guards.lost().await.1));
         }
         ticket => {
             let guard = client.resume(&ticket.parse().expect("a ticket")).await.expect("in time");
@@ -131,16 +137,22 @@ macro_rules! promises {
             )*
         }
 
+        /// Some at a time, because they wait most of the time, and each under names of its own.
         async fn all_promises(store: Store) {
-            $(
-                let kept = tokio::spawn($promise(store.clone())).await;
-                kept.unwrap_or_else(|error| panic!("{}: {error}", stringify!($promise)));
-            )*
+            let promises = [$((stringify!($promise), $promise(store.clone()).boxed())),*];
+            let checked = stream::iter(promises).map(async |(promise, kept)| {
+                let kept = tokio::spawn(kept).await;
+                kept.unwrap_or_else(|error| panic!("{promise}: {error}"));
+            });
+            checked.buffer_unordered(AT_A_TIME).collect::<()>().await;
         }
     };
 }
 
 promises! {
+    // They take the longest.
+    a_ticket_is_resumed_by_another_process,
+    a_ticket_is_resumed_by_another_client,
     readers_hold_together_and_a_writer_alone,
     requests_are_served_in_order_of_arrival,
     neither_side_starves,
@@ -155,11 +167,9 @@ promises! {
     one_that_is_lost_while_others_are_awaited_is_locked_again,
     one_that_wants_many_is_not_starved_by_those_that_want_one,
     a_holder_of_several_that_is_killed_blocks_others_for_a_ttl,
-    a_ticket_is_resumed_by_another_client,
     a_ticket_is_passed_on_to_nobody,
     permits_owners_and_readers_are_handed_over_as_they_are,
     a_ticket_that_is_not_resumed_in_time_is_worth_nothing,
-    a_ticket_is_resumed_by_another_process,
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -269,7 +279,7 @@ async fn readers_hold_together_and_a_writer_alone(store: Store) {
         other.read_timeout(SOON).await.expect("free"),
     ];
     assert!(other.try_write().await.expect("answered").is_none());
-    let late = one.write_timeout(Duration::from_millis(10)).await;
+    let late = one.write_timeout(BUSY).await;
     assert!(matches!(late, Err(Error::TimedOut { .. })), "{late:?}");
     for reader in readers {
         assert_eq!(reader.permits(), 1);
@@ -279,7 +289,7 @@ async fn readers_hold_together_and_a_writer_alone(store: Store) {
     for lock in [&one, &other] {
         assert!(lock.try_read().await.expect("answered").is_none());
         assert!(lock.try_write().await.expect("answered").is_none());
-        let late = lock.read_timeout(Duration::from_millis(10)).await;
+        let late = lock.read_timeout(BUSY).await;
         assert!(matches!(late, Err(Error::TimedOut { .. })), "{late:?}");
     }
     writer.release().await.expect("held");
@@ -508,7 +518,7 @@ async fn all_are_locked_or_none(store: Store) {
 
     let busy = other.mutex("all:b").expect("valid").lock().await.expect("free");
     assert!(all.try_lock().await.expect("answered").is_none());
-    let late = all.lock_timeout(Duration::from_millis(50)).await;
+    let late = all.lock_timeout(BUSY).await;
     assert!(matches!(&late, Err(Error::TimedOut { name, .. }) if name == "all:b"), "{late:?}");
     let free = ["all:a", "all:c", "all:d"].map(str::to_owned);
     until_all_free(&other, &free).await;
@@ -793,6 +803,209 @@ async fn a_ticket_is_resumed_by_another_process(store: Store) {
     assert!(matches!(late, Err(Error::TimedOut { .. })), "{late:?}");
     other.kill();
     assert!(within(SECOND * 5 + SOON, mutex.lock()).await.expect("granted").token() > token);
+}
+
+// Faults of the store
+
+/// A server that a test can stop and start.
+trait Server {
+    fn restart(&mut self);
+    fn pause(&self);
+    fn resume(&self);
+}
+
+macro_rules! servers {
+    ($($server:ty),*) => { $(
+        impl Server for $server {
+            fn restart(&mut self) {
+                Self::restart(self);
+            }
+
+            fn pause(&self) {
+                Self::pause(self);
+            }
+
+            fn resume(&self) {
+                Self::resume(self);
+            }
+        }
+    )* };
+}
+servers!(RedisServer, PostgresServer);
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn faults_on_redis() {
+    let Some(server) = RedisServer::start_with_or_skip("faults of many locks", Setup::on_disk()) else {
+        return;
+    };
+    a_stalled_connection_loses_its_locks_before_others_get_them(&server).await;
+    let store = Store::new(server.url());
+    faults_of(server, store).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn faults_on_postgres() {
+    let Some(server) = PostgresServer::start_or_skip("faults of many locks") else { return };
+    let store = Store { brief: SECOND * 2, ..Store::new(server.url()) };
+    faults_of(server, store).await;
+}
+
+async fn faults_of(mut server: impl Server, store: Store) {
+    holders_that_are_paused_are_told_that_others_have_their_locks(&store).await;
+    what_is_held_outlives_a_restart(&mut server, &store).await;
+    a_downgrade_during_an_outage_loses_nothing_and_lets_no_writer_in(&server, &store).await;
+}
+
+async fn holders_that_are_paused_are_told_that_others_have_their_locks(store: &Store) {
+    let mut paused = [store.worker("write"), store.worker("all")];
+    let tokens = [paused[0].held().await, paused[1].held().await];
+    let client = store.client().await;
+    let lock = client.rw_lock_with("killed", store.brief()).expect("valid");
+    let all = client.lock_all_with(KILLED, store.brief()).expect("valid");
+    paused.iter().for_each(Worker::pause);
+    let (writing, guards) =
+        futures::join!(within(store.brief + SOON, lock.write()), within(store.brief + SOON, all.lock()),);
+    let (writing, guards) = (writing.expect("granted"), guards.expect("granted"));
+    assert!(writing.token() > tokens[0] && guards.token(KILLED[0]) > Some(tokens[1]));
+    for worker in &mut paused {
+        worker.resume();
+        let said = worker.line().await.expect("it has not ended");
+        assert!(said.starts_with("lost: "), "{said}");
+    }
+    assert!(writing.is_held() && guards.is_held(), "what a paused process does late takes nothing away");
+    writing.release().await.expect("held");
+    guards.release().await.expect("held");
+}
+
+/// Asks until the store answers again.
+async fn answered<T>(ask: impl AsyncFn() -> Result<T, Error>) -> T {
+    let asking = async {
+        loop {
+            match ask().await {
+                Ok(answer) => break answer,
+                Err(Error::StoreUnavailable { .. }) => {}
+                Err(error) => panic!("{error:?}"),
+            }
+        }
+    };
+    within(SOON * 2, asking).await
+}
+
+/// The store remembers everything.
+async fn what_is_held_outlives_a_restart(server: &mut impl Server, store: &Store) {
+    let names = names("restart", 3);
+    let (one, other) = (store.client().await, store.client().await);
+    let locks = [&one, &other].map(|client| client.rw_lock("restart").expect("valid"));
+    let [all, others] = [&one, &other].map(|client| client.lock_all(&names).expect("valid"));
+    let (writer, guards) = (locks[0].write().await.expect("free"), all.lock().await.expect("free"));
+    let granted = Granted::default();
+    let mut waiting = queue_up(&locks, &["r1", "w2"], &granted).await.into_iter();
+    server.restart();
+    assert!(answered(async || locks[1].try_read().await).await.is_none(), "others wait");
+    assert!(answered(async || others.try_lock().await).await.is_none());
+    assert!(writer.is_held() && guards.is_held());
+    let token = writer.token();
+    let reader = writer.downgrade().await.expect("held");
+    assert_eq!(reader.token(), token);
+    let first = within(SOON, waiting.next().expect("two")).await.expect("no panic");
+    assert!(first.token() > token && granted.lock().len() == 1, "no writer beside readers");
+    first.release().await;
+    reader.release().await.expect("held");
+    let last = within(SOON, waiting.next().expect("two")).await.expect("no panic");
+    assert!(last.token() > token);
+    last.release().await;
+    let tokens: Vec<_> = guards.tokens().map(|(_, token)| token).collect();
+    guards.release().await.expect("held");
+    let again = within(SOON, others.lock()).await.expect("free");
+    assert!(again.tokens().zip(tokens).all(|((_, now), before)| now > before));
+    again.release().await.expect("held");
+}
+
+async fn a_downgrade_during_an_outage_loses_nothing_and_lets_no_writer_in(
+    server: &impl Server,
+    store: &Store,
+) {
+    let locks = two_handles(store, "outage").await;
+    let granted = Granted::default();
+    let writer = locks[0].write().await.expect("free");
+    let token = writer.token();
+    let mut waiting = queue_up(&locks, &["r1", "w2"], &granted).await.into_iter();
+    server.pause();
+    // It is not confirmed, and repeated in the background.
+    let reader = within(SOON, writer.downgrade()).await.expect("held");
+    assert_eq!((reader.token(), reader.permits(), reader.is_held()), (token, 1, true));
+    assert!(granted.lock().is_empty());
+    server.resume();
+    let first = within(SOON * 2, waiting.next().expect("two")).await.expect("no panic");
+    assert_eq!(granted.lock().iter().map(|(name, _)| *name).collect::<Vec<_>>(), ["r1"]);
+    assert!(reader.is_held() && first.token() > token);
+    assert!(
+        answered(async || locks[1].inspect().await).await.in_use == 2,
+        "the writer waits for two readers"
+    );
+    reader.release().await.expect("held to the end");
+    first.release().await;
+    within(SOON * 2, waiting.next().expect("two")).await.expect("no panic").release().await;
+    until_free(&locks[0]).await;
+}
+
+/// The server is well, and one client does not reach it.
+async fn a_stalled_connection_loses_its_locks_before_others_get_them(server: &RedisServer) {
+    let store = Store { brief: SECOND * 2, ..Store::new(server.url()) };
+    let proxy = Proxy::start(server.port()).await;
+    let (stalled, other) = (Client::connect(&proxy.url()).await.expect("answered"), store.client().await);
+    let locks =
+        [&stalled, &other].map(|client| client.rw_lock_with("stalled", store.brief()).expect("valid"));
+    let alls =
+        [&stalled, &other].map(|client| client.lock_all_with(["s:b", "s:a"], store.brief()).expect("valid"));
+    let writer = locks[0].write().await.expect("free");
+    let guards = alls[0].lock().await.expect("free");
+    let (lost, lost_of_all) = (writer.lost(), guards.lost());
+    let next = begun({
+        let (lock, all) = (locks[1].clone(), alls[1].clone());
+        async move { (lock.write().await.expect("granted"), all.lock().await.expect("granted")) }
+    })
+    .await;
+    proxy.hold(Direction::ToServer);
+    let token = writer.token();
+    let (next_writer, next_guards) = within(store.brief + SOON, next).await.expect("no panic");
+    assert!(!writer.is_held() && !guards.is_held(), "they had ended before");
+    assert_eq!(within(SOON, lost).await, LossReason::StoreUnreachable);
+    within(SOON, lost_of_all).await;
+    assert!(next_writer.token() > token && next_guards.token("s:a") > guards.token("s:a"));
+    proxy.resume();
+    drop((writer, guards));
+    // The late renewals and releases change nothing for those that hold now.
+    drop(answered(async || locks[0].inspect().await).await);
+    assert!(next_writer.is_held() && next_guards.is_held());
+    next_writer.release().await.expect("held");
+    next_guards.release().await.expect("held");
+}
+
+/// Tokens of writers go on as if nothing had been forgotten.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn holders_are_told_when_redis_has_forgotten_them() {
+    let Some(mut server) = RedisServer::start_or_skip("many locks that are forgotten") else { return };
+    let store = Store { brief: SECOND * 3, ..Store::new(server.url()) };
+    let (one, other) = (store.client().await, store.client().await);
+    let locks = [&one, &other].map(|client| client.rw_lock_with("forgotten", store.brief()).expect("valid"));
+    let [all, others] =
+        [&one, &other].map(|client| client.lock_all_with(["f:b", "f:a"], store.brief()).expect("valid"));
+    let (writer, guards) = (locks[0].write().await.expect("free"), all.lock().await.expect("free"));
+    let (lost, lost_of_all) = (writer.lost(), guards.lost());
+    let mut waiting = queue_up(&locks, &["w1"], &Granted::default()).await.into_iter();
+    server.restart();
+    assert_eq!(within(SOON, lost).await, LossReason::Missing);
+    assert_eq!(within(SOON, lost_of_all).await.1, LossReason::Missing);
+    let next = within(SOON, waiting.next().expect("one")).await.expect("no panic");
+    assert!(next.token() > writer.token());
+    assert!(matches!(writer.downgrade().await, Err(Error::Lost { .. })));
+    let again = within(SOON, others.lock()).await.expect("granted");
+    assert!(again.token("f:a") > guards.token("f:a") && again.token("f:b") > guards.token("f:b"));
+    drop(guards);
+    next.release().await;
+    again.release().await.expect("held");
+    until_free(&locks[1]).await;
 }
 
 // Of no store in particular

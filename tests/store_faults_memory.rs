@@ -11,7 +11,9 @@ use std::time::Duration;
 
 use futures::future::{BoxFuture, FutureExt};
 use futures::stream::{self, BoxStream, StreamExt};
-use leasehold::backend::{Answer, Answered, Backend, Detail, LeaseRef, Released, Renew, Request, Resource};
+use leasehold::backend::{
+    Answer, Answered, Backend, Detail, LeaseId, LeaseRef, Released, Renew, Request, Resource,
+};
 use leasehold::{BackendError, Client, DistMutex, Error, Inspection, LossReason, MemoryBackend};
 use support::intercept::{Intercept, Intercepted, Reply};
 use support::{begun, options, within};
@@ -482,5 +484,65 @@ async fn a_call_that_ends_while_the_store_does_not_answer_says_why_it_does_not()
         let error = mutex(&client).lock_timeout(SECOND * 2).await.map(drop).expect_err("it is held");
         assert!(matches!(error, Error::StoreUnavailable { .. }), "{error:?}");
         assert!(error.to_string().contains(&said), "{error}");
+    }
+}
+
+/// The second request of a client is carried out only when the test says so: it is on its way for a long time.
+#[derive(Debug, Default)]
+struct LateRequest {
+    requests: AtomicUsize,
+    arrives: Notify,
+    handed_over: AtomicUsize,
+}
+
+impl Intercept for LateRequest {
+    fn request<'a>(&'a self, store: &'a MemoryBackend, request: &'a Request) -> Reply<'a, Answer> {
+        async move {
+            if self.requests.fetch_add(1, Ordering::Relaxed) == 1 {
+                self.arrives.notified().await;
+            }
+            store.request(request).await
+        }
+        .boxed()
+    }
+
+    fn handed_over(&self, _: LeaseId) {
+        self.handed_over.fetch_add(1, Ordering::Relaxed);
+    }
+}
+
+/// The hold was handed over and is over, or is still there, when the request is carried out.
+#[tokio::test(start_paused = true)]
+async fn a_late_request_of_a_lease_that_was_handed_over_takes_nothing_for_longer_than_its_answer_needs() {
+    for is_over in [true, false] {
+        let store = MemoryBackend::new();
+        let peer = || Client::with_backend(Arc::new(store.peer()));
+        let (holder, second, late) = (peer(), peer(), Intercepted::new(&store, LateRequest::default()));
+        let first = Client::with_backend(Arc::<Intercepted<LateRequest>>::clone(&late));
+        let guard = mutex(&holder).lock().await.expect("free");
+        let waiting = mutex(&first);
+        let waiting = tokio::spawn(async move { waiting.lock().await });
+        // It keeps its place by a second request, which does not arrive.
+        while late.requests.load(Ordering::Relaxed) < 2 {
+            sleep(Duration::from_millis(10)).await;
+        }
+        guard.release().await.expect("held");
+        let guard = within(SECOND, waiting).await.expect("no panic").expect("granted by an event");
+        let resumed = second.resume(&guard.into_ticket().expect("held")).await.expect("in time");
+        assert_eq!(late.handed_over.load(Ordering::Relaxed), 1, "the store need not keep anything for it");
+        let token = resumed.token();
+        if is_over {
+            resumed.release().await.expect("held");
+            late.arrives.notify_one();
+            sleep(Duration::from_millis(1)).await;
+            let next = within(SECOND, mutex(&holder).lock()).await.expect("free");
+            assert!(next.token() > token);
+        } else {
+            late.arrives.notify_one();
+            sleep(TTL * 2).await;
+            assert!(resumed.is_held(), "it was not released by the first client");
+            assert!(mutex(&holder).try_lock().await.expect("answered").is_none());
+            resumed.release().await.expect("held");
+        }
     }
 }

@@ -106,6 +106,11 @@ macro_rules! delegate {
             self.$field.release_from_own_thread(lease, keep)
         }
     };
+    (@handed_over $field:tt) => {
+        fn handed_over(&self, lease: LeaseId) {
+            self.$field.handed_over(lease);
+        }
+    };
     (@home $field:tt) => {
         fn home(&self) -> Option<Arc<Home>> {
             self.$field.home()

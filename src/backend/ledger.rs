@@ -395,6 +395,11 @@ impl Ledger {
             .collect();
         holders.sort_by_key(|holder| holder.remaining);
         let places = self.queue.values().filter(|place| place.ends > stamp.now);
+        if detail == Detail::Summary {
+            holders.truncate(SUMMARY_HOLDERS);
+            let waiting = places.count();
+            return Ok(Inspection { waiting, ..Inspection::new(holders, Vec::new(), limit, in_use) });
+        }
         let waiter = |place: &Place| {
             let [label, note] =
                 [&place.party.label, &place.party.note].map(|text| text.as_ref().map(ToString::to_string));

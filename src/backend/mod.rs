@@ -110,7 +110,7 @@ pub use ledger::{Effects, Ledger, Stamp};
 pub use ledger_backend::{LedgerBackend, LedgerStore};
 pub use types::{
     Answer, Answered, Capabilities, Claim, Detail, Event, Grant, Kind, LeaseRef, Limit, Listed, Queued,
-    Released, Renew, Renewal, Request, Resource, Ticket, Wakes,
+    Released, Renew, Renewal, Request, Resource, SUMMARY_HOLDERS, Ticket, Wakes,
 };
 
 // What users of a client see as well is in the crate's root, and what belongs to one store in a module of its own.
@@ -247,6 +247,12 @@ pub trait Backend: fmt::Debug + Send + Sync + 'static {
         keep: u32,
     ) -> BoxFuture<'a, Result<Released, BackendError>> {
         if keep == 0 { self.release(lease) } else { self.release_permits(lease, keep) }
+    }
+
+    /// Another client has this lease by now: nothing more is to be kept for it. Whatever is stored stays there.
+    #[doc(hidden)]
+    fn handed_over(&self, lease: LeaseId) {
+        let _ = lease;
     }
 
     /// Where the connections of this crate's own stores live, if they depend on a runtime of the application.

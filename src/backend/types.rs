@@ -585,9 +585,15 @@ impl Released {
 pub enum Detail {
     /// All holders and all waiters.
     Full,
-    /// Only the numbers, at a cost that does not depend on how many holders and waiters there are.
+    /// The holders, but not more than [`SUMMARY_HOLDERS`], and how many wait, of whom none is named. If there are
+    /// hundreds, a store may count waiters that have ended without giving up their places.
+    Summary,
+    /// How much is in use, and the limit, at a cost that does not depend on how many holders and waiters there are.
     Counts,
 }
+
+/// How many holders an inspection with [`Detail::Summary`] returns at most: those whose leases end first.
+pub const SUMMARY_HOLDERS: usize = 16;
 
 /// Who holds a lock or permits, and who waits, at one moment.
 ///
@@ -612,6 +618,8 @@ pub struct Inspection {
     pub holders: Vec<Holder>,
     /// The waiters whose places have not ended, in order of arrival.
     pub waiters: Vec<Waiter>,
+    /// How many they are, if they were counted; they need not be in the list (see [`Detail`]).
+    pub waiting: usize,
     /// The limit of a semaphore, while one is in force.
     pub limit: Option<u32>,
     /// How many permits are held; 1 for a lock that is held.
@@ -655,7 +663,8 @@ impl Inspection {
     /// An inspection with these values.
     #[must_use]
     pub fn new(holders: Vec<Holder>, waiters: Vec<Waiter>, limit: Option<u32>, in_use: u32) -> Self {
-        Self { holders, waiters, limit, in_use, nodes: Vec::new() }
+        let waiting = waiters.len();
+        Self { holders, waiters, waiting, limit, in_use, nodes: Vec::new() }
     }
 
     /// The holder of a lock, if there is one.

@@ -28,7 +28,7 @@ use crate::options::Settings;
 /// How long a request that does not wait, or a request of an owner, lets earlier releases of this client finish first.
 const RELEASES_FIRST: Duration = Duration::from_secs(1);
 /// The minimum time for a first answer, no matter how short the time limit of the call is.
-pub(crate) const ROUND_TRIP: Duration = Duration::from_millis(100);
+const ROUND_TRIP: Duration = Duration::from_millis(100);
 /// How long before the end of its time limit a call asks whether the store answers, so that it can say why it has
 /// failed.
 const PROBE: Duration = Duration::from_millis(500);
@@ -91,7 +91,17 @@ impl Wait {
         }
     }
 
-    fn so_far(self) -> Duration {
+    /// Whether the time is up.
+    pub(crate) fn is_over(self) -> bool {
+        self.deadline().is_some_and(|deadline| Instant::now() >= deadline)
+    }
+
+    /// Until when a request that is sent now may be answered: for [`ROUND_TRIP`] at least.
+    pub(crate) fn latest_answer(self) -> Option<Instant> {
+        self.deadline().map(|deadline| deadline.max(Instant::now() + ROUND_TRIP))
+    }
+
+    pub(crate) fn so_far(self) -> Duration {
         match self {
             Self::Until { since, .. } => since.elapsed(),
             Self::No | Self::Forever => Duration::ZERO,
@@ -204,8 +214,8 @@ impl<'a> Waiter<'a> {
 
     async fn attempt(&mut self) -> Result<Option<Hold>, Error> {
         if !self.wait_for_releases().await {
-            let probed =
-                probe(self.keeper, self.resource, Some(Instant::now()), Detail::Counts).await.map(|_| None);
+            let latest = Some(Instant::now() + ROUND_TRIP / 2);
+            let probed = probe(self.keeper, self.resource, latest, Detail::Counts).await.map(|_| None);
             return self.time_is_up(probed);
         }
         loop {
@@ -228,7 +238,8 @@ impl<'a> Waiter<'a> {
         }
         let now = Instant::now();
         let latest = now + RELEASES_FIRST;
-        let until = self.wait.deadline().map_or(latest, |end| end.max(now + ROUND_TRIP).min(latest));
+        // The other half of that time is left for a last question to the store.
+        let until = self.wait.deadline().map_or(latest, |end| end.max(now + ROUND_TRIP / 2).min(latest));
         let keeper = self.keeper;
         let finished = pin!(keeper.releases.finished(&self.resource.key));
         let finished = pin!(keeper.home.awaiting(finished));
@@ -523,8 +534,8 @@ async fn send(keeper: &Keeper, lease: &Lease, wait: Wait) -> Option<(Result<Answ
             }
         }
     };
-    match wait.deadline() {
-        Some(deadline) => timeout_at(deadline.max(begin + ROUND_TRIP), asked).await.ok(),
+    match wait.latest_answer() {
+        Some(latest) => timeout_at(latest, asked).await.ok(),
         None => Some(asked.await),
     }
 }
@@ -544,44 +555,45 @@ fn last_answer(
 }
 
 /// Looks who holds the resource, unless too many calls of this client are doing so; this is part of a wait that ends at
-/// the deadline. It fails if the store does not answer, unless it is known to answer anyway.
+/// the deadline, or up to [`ROUND_TRIP`] later if it is asked so late. It fails if the store does not answer, unless it
+/// is known to answer anyway: then the wait ends at the deadline.
 async fn look(
     keeper: &Keeper,
     resource: &Resource,
     deadline: Option<Instant>,
     answers_anyway: bool,
 ) -> Result<Option<Inspection>, BackendError> {
+    let latest = deadline.map(|end| end.max(Instant::now() + ROUND_TRIP));
     match (keeper.asking_who.try_acquire(), answers_anyway) {
         (Ok(_turn), true) => {
-            let inspected = keeper.backend.inspect(resource, Detail::Full);
+            let inspected = keeper.backend.inspect(resource, Detail::Summary);
             tokio::select! {
                 biased;
                 answer = inspected => Ok(answer.ok()),
                 () = until(deadline) => Ok(None),
             }
         }
-        (Ok(_turn), false) => probe(keeper, resource, deadline, Detail::Full).await,
+        (Ok(_turn), false) => probe(keeper, resource, latest, Detail::Summary).await,
         (Err(_), true) => Ok(None),
-        (Err(_), false) => probe(keeper, resource, deadline, Detail::Counts).await.map(|_| None),
+        (Err(_), false) => probe(keeper, resource, latest, Detail::Counts).await.map(|_| None),
     }
 }
 
-/// Whether the store answers before the deadline, or within [`ROUND_TRIP`] if that is longer; if not, why.
+/// Whether the store answers until then; if not, why.
 async fn probe(
     keeper: &Keeper,
     resource: &Resource,
-    deadline: Option<Instant>,
+    latest: Option<Instant>,
     detail: Detail,
 ) -> Result<Option<Inspection>, BackendError> {
     let inspected = keeper.backend.inspect(resource, detail);
-    let deadline = deadline.map(|end| end.max(Instant::now() + ROUND_TRIP));
     tokio::select! {
         biased;
         answer = inspected => match answer {
             Err(error) if error.is_transient() => Err(error),
             answer => Ok(answer.ok()),
         },
-        () = until(deadline) => Err(keeper.unanswered()),
+        () = until(latest) => Err(keeper.unanswered()),
     }
 }
 

@@ -25,6 +25,7 @@ use crate::backend::{Answer, Backend, BackendError, Claim, LeaseId, LeaseRef, Li
 use crate::background;
 use crate::closing::Closing;
 use crate::error::{Error, LossReason};
+use crate::fence::FencingToken;
 use crate::handover::{Group, Queue, Queues, take_all_waiters, tokens, with_queue};
 use crate::hash::HashMap;
 use crate::home::Home;
@@ -51,7 +52,7 @@ pub(crate) struct Keeper {
     /// Every lease from before it is requested until its release is confirmed.
     pub(super) leases: Mutex<HashMap<LeaseId, Arc<Lease>>>,
     /// The leases that were handed over to other processes, and until when they are remembered.
-    pub(super) given: Mutex<HashMap<LeaseId, Instant>>,
+    pub(super) given: Mutex<HashMap<LeaseId, (FencingToken, Instant)>>,
     pub(super) schedule: Schedule,
     pub(super) releases: ReleaseQueue,
     pub(super) queues: Queues<oneshot::Sender<Message>>,
@@ -164,7 +165,7 @@ impl Keeper {
     }
 
     /// The error for what the store has not answered in time, with the reason if the store is known to be unreachable.
-    pub(super) fn unanswered(&self) -> BackendError {
+    pub(crate) fn unanswered(&self) -> BackendError {
         let nodes = self.backend.state().nodes;
         let reasons: Vec<_> = nodes.iter().filter_map(|node| node.reason.as_deref()).collect();
         let colon = if reasons.is_empty() { "" } else { ": " };

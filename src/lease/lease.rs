@@ -49,8 +49,9 @@ pub(crate) struct Lease {
 struct State {
     phase: Phase,
     known: Known,
-    /// Whether another process has it by now, so that nothing of it is released here.
-    is_given: bool,
+    /// If another process has it by now: its token there. Nothing of that is released here, only what a late request
+    /// has taken after its end.
+    given: Option<FencingToken>,
     /// The limit of a semaphore, as last reported to this lease by the store.
     limit: Option<Limit>,
     /// Cancelled when the hold of that token has been released.
@@ -147,7 +148,7 @@ impl Lease {
         let state = State {
             phase: Phase::Queued(Queued::new(now, now + terms.ttl / 3)),
             known: Known::Nothing,
-            is_given: false,
+            given: None,
             limit: None,
             endings: Vec::new(),
             waiter: None,
@@ -278,7 +279,11 @@ impl Lease {
         if let Some(limit) = answer.as_ref().ok().and_then(Answer::limit) {
             state.limit = Some(limit);
         }
-        state.record(Known::by(&answer));
+        match &answer {
+            Ok(Answer::Granted(grant)) => state.record_taken(Some(grant.token)),
+            Ok(Answer::Queued(_)) => state.record_taken(None),
+            other => state.record(Known::by(other)),
+        }
         let Phase::Queued(queued) = &mut state.phase else { return Outcome::Over };
         match answer {
             Ok(Answer::Granted(grant)) => match self.measured_from(grant, sent, now) {
@@ -338,7 +343,7 @@ impl Lease {
             }
             Phase::Held(_) => PushOutcome::Known,
             Phase::Released(_) | Phase::Lost(_) => {
-                state.record(Known::Possible);
+                state.record_taken(Some(grant.token));
                 PushOutcome::Known
             }
         })
@@ -559,7 +564,7 @@ impl Lease {
             None => return Err(NotGiven::Lost(LossReason::Expired)),
         }
         state.phase = Phase::Released(Released::Over);
-        state.is_given = true;
+        (state.given, state.known) = (Some(token), Known::Nothing);
         Ok(())
     }
 
@@ -690,12 +695,22 @@ impl State {
     }
 
     fn record(&mut self, known: Known) {
-        self.known = self.known.max(known);
+        if self.given.is_none() {
+            self.known = self.known.max(known);
+        }
+    }
+
+    /// The store knows of a hold under this token, or of a place if there is none. If the lease was given away, it is
+    /// left alone, unless it shows that its hold there has ended: then nobody has what a late request has taken.
+    fn record_taken(&mut self, token: Option<FencingToken>) {
+        match (self.given, token) {
+            (Some(given), Some(token)) if token <= given => {}
+            _ => self.known = self.known.max(Known::Possible),
+        }
     }
 
     fn take_known(&mut self) -> Known {
         match self.phase {
-            _ if self.is_given => Known::Nothing,
             Phase::Queued(_) | Phase::Held(_) => self.known,
             Phase::Released(_) | Phase::Lost(_) => std::mem::take(&mut self.known),
         }
@@ -1277,7 +1292,7 @@ mod tests {
     }
 
     #[test]
-    fn nothing_of_a_lease_that_was_given_away_is_released_whatever_comes_to_light() {
+    fn of_a_lease_that_was_given_away_only_what_was_taken_after_its_end_is_released() {
         let (lease, now) = (lease(), Instant::now());
         lease.answered(Ok(Answer::Granted(grant(42))), now, now);
         let hold = lease.hand().unwrap();
@@ -1289,7 +1304,15 @@ mod tests {
         assert_eq!(lease.give_away(hold.token, now), Ok(()));
         lease.request_dropped();
         assert_eq!(pushed(&lease, 7, 42, now), PushOutcome::Known);
+        assert!(matches!(lease.answered(Ok(Answer::Granted(grant(42))), now, now), Outcome::Over));
         assert_eq!(lease.take_known(), Known::Nothing);
+        // A late request has taken it again, or joined the queue, so the other process no longer has it.
+        assert!(matches!(lease.answered(Ok(Answer::Granted(grant(43))), now, now), Outcome::Over));
+        assert_eq!(lease.take_known(), Known::Possible);
+        assert!(matches!(lease.answered(queued(8), now, now), Outcome::Over));
+        assert_eq!(lease.take_known(), Known::Possible);
+        assert_eq!(pushed(&lease, 8, 44, now), PushOutcome::Known);
+        assert_eq!((lease.take_known(), lease.take_known()), (Known::Possible, Known::Nothing));
         assert_eq!((lease.end(false, now), lease.pass_on(now).is_none()), (None, true));
         assert_eq!(lease.give_away(hold.token, now), Err(NotGiven::Lost(LossReason::Expired)));
     }

@@ -28,8 +28,9 @@
 //!    passed on within the client (`keeper`, and [`handover`](crate::handover)).
 //! 8. The keeper's tasks run where the client lives ([`home`](crate::home)). When it moves, everything that was in
 //!    progress is done again (`tasks`).
-//! 9. A lease that was handed over to another process is neither released nor renewed here, nor passed on, whatever is
-//!    still on its way; one that comes from another process is renewed before it is held (`ticket`).
+//! 9. A lease that was handed over to another process is neither released nor renewed here, nor passed on. If an answer
+//!    or event that was still on its way shows that it has ended there, and that a late request has taken the resource
+//!    again, only that is released. A lease that comes from another process is renewed before it is held (`ticket`).
 //! 10. Nothing here blocks, except that the end of that runtime waits up to 100 ms for pending releases, and so does
 //!     what is dropped outside any tokio runtime, for its own (up to 1 s for all together, and then a tenth of the
 //!     time). Dropping a guard needs no runtime: a release waits in a queue until the keeper's tasks run again, or is
@@ -57,7 +58,7 @@ mod schedule;
 mod tasks;
 mod ticket;
 
-pub(crate) use acquire::{ROUND_TRIP, StatedLimit, Wait, Waiter};
+pub(crate) use acquire::{StatedLimit, Wait, Waiter};
 pub(crate) use engine::Engine;
 pub(crate) use lease::Hold;
 pub(crate) use observed::Observed;

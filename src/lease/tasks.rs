@@ -244,7 +244,7 @@ impl Keeper {
         match event {
             Event::Granted { lease, ticket, grant } => {
                 let Some(known) = self.lease(lease.id) else {
-                    if self.given.lock().get(&lease.id).is_some_and(|until| Instant::now() < *until) {
+                    if self.is_given(lease.id, grant.token) {
                         return;
                     }
                     tracing::debug!(target: "leasehold::lease", lease = ?lease.id, name = lease.resource.name(), "orphaned grant, releasing it");

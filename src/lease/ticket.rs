@@ -2,7 +2,8 @@
 //! requested.
 //!
 //! A lease that has left is remembered for a while: a late event must not make the client release it as one that nobody
-//! knows.
+//! knows. A late answer or event under a later token, or about a place in the queue, says that the hold that was handed
+//! over has ended, and that a request that was still on its way has taken the resource for nobody: that is released.
 
 use std::sync::Arc;
 
@@ -13,7 +14,7 @@ use super::acquire::PERSIST;
 use super::deadline::GIVE_UP_AFTER;
 use super::keeper::Keeper;
 use super::lease::{Hold, Lease, NotGiven, RETRY};
-use crate::backend::{BackendError, Claim, LeaseRef, Limit, Renew, Renewal, Request};
+use crate::backend::{BackendError, Claim, LeaseId, LeaseRef, Limit, Renew, Renewal, Request};
 use crate::error::Error;
 use crate::fence::FencingToken;
 use crate::observer::{ReleaseOutcome, Source};
@@ -61,7 +62,8 @@ impl Keeper {
         })?;
         self.schedule.forget(lease);
         self.forget_owner(lease);
-        self.remember_given(lease, now);
+        self.remember_given(lease, hold.token, now);
+        self.backend.handed_over(lease.id());
         self.forget(lease.id());
         hold.finish();
         self.request(next);
@@ -77,10 +79,17 @@ impl Keeper {
     }
 
     /// For as long as a request for it, or an event, may be on its way.
-    fn remember_given(&self, lease: &Lease, now: Instant) {
+    fn remember_given(&self, lease: &Lease, token: FencingToken, now: Instant) {
         let mut given = self.given.lock();
-        given.retain(|_, until| *until > now);
-        given.insert(lease.id(), now + GIVE_UP_AFTER.max(lease.terms().ttl * 2));
+        given.retain(|_, (_, until)| *until > now);
+        given.insert(lease.id(), (token, now + GIVE_UP_AFTER.max(lease.terms().ttl * 2)));
+    }
+
+    /// Whether a grant under this token, of a lease that is not in the table, belongs to another process: to whoever
+    /// has been given the lease under that token or a later one.
+    pub(super) fn is_given(&self, lease: LeaseId, token: FencingToken) -> bool {
+        let given = self.given.lock();
+        given.get(&lease).is_some_and(|(given, until)| token <= *given && Instant::now() < *until)
     }
 
     /// Takes a lease over that another client has handed over: renews it at once, and from then on.

@@ -204,7 +204,7 @@ fn agree_without_time<M: Mix>(store: impl Store) {
     agree_on_one_of::<plan::Timeless<M>>(4, store);
 }
 
-#[cfg(feature = "zookeeper")]
+#[cfg(any(feature = "mysql", feature = "postgres", feature = "zookeeper"))]
 fn agree_on_one_of_two<M: Mix>(store: impl Store) {
     agree_on_one_of::<M>(2, store);
 }
@@ -212,9 +212,9 @@ fn agree_on_one_of_two<M: Mix>(store: impl Store) {
 #[cfg(feature = "etcd")]
 agrees_with_the_model!(on_etcd, stores::Etcd::start_or_skip, agree_without_time);
 #[cfg(feature = "mysql")]
-agrees_with_the_model!(on_mysql, stores::Mysql::start_or_skip, agree);
+agrees_with_the_model!(on_mysql, stores::Mysql::start_or_skip, agree_on_one_of_two);
 #[cfg(feature = "postgres")]
-agrees_with_the_model!(on_postgres, stores::Postgres::start_or_skip, agree);
+agrees_with_the_model!(on_postgres, stores::Postgres::start_or_skip, agree_on_one_of_two);
 #[cfg(feature = "fred")]
 agrees_with_the_model!(on_redis, stores::Redis::start_or_skip, agree);
 #[cfg(feature = "sqlite")]
@@ -239,25 +239,80 @@ mod found {
     use crate::plan::Wanted::*;
     use crate::plan::{Label, Request, Step};
 
-    fn agree_on<M: Mix>(steps: &[Step]) {
-        #[cfg(feature = "mysql")]
-        agree_on_one::<M, _>(stores::Mysql::start_or_skip, steps);
-        #[cfg(feature = "postgres")]
-        agree_on_one::<M, _>(stores::Postgres::start_or_skip, steps);
-        #[cfg(feature = "zookeeper")]
-        agree_on_one::<M, _>(stores::Zookeeper::start_or_skip, steps);
-        #[cfg(feature = "sqlite")]
-        agree_on_one::<M, _>(stores::Sqlite::start_or_skip, steps);
-        #[cfg(feature = "fred")]
-        agree_on_one::<M, _>(stores::Redis::start_or_skip, steps);
+    /// On which both sides agree.
+    trait Runs {
+        fn run(&mut self, sites: &'static [Nature], steps: &[Step]);
     }
 
-    fn agree_on_one<M: Mix, S: Store>(start_or_skip: fn(&str) -> Option<S>, steps: &[Step]) {
-        let Some(store) = start_or_skip("sequences that went wrong once") else { return };
-        Comparison::new(store)
-            .run(M::SITES, steps, || ())
-            .unwrap_or_else(|why| panic!("{}: {why}", type_name::<S>()));
+    impl<S: Store> Runs for Comparison<S> {
+        fn run(&mut self, sites: &'static [Nature], steps: &[Step]) {
+            Comparison::run(self, sites, steps, || ())
+                .unwrap_or_else(|why| panic!("{}: {why}", type_name::<S>()));
+        }
     }
+
+    fn agree_on<M: Mix>(on: &mut dyn Runs, steps: &[Step]) {
+        on.run(M::SITES, steps);
+    }
+
+    /// All of them on one server: to start it takes longer than they do.
+    fn agree_on_all<S: Store>(start_or_skip: fn(&str) -> Option<S>) {
+        let Some(store) = start_or_skip("sequences that went wrong once") else { return };
+        let mut on = Comparison::new(store);
+        for (name, sequences) in ALL {
+            println!("{name}");
+            sequences(&mut on);
+        }
+    }
+
+    #[cfg(feature = "mysql")]
+    #[test]
+    fn on_mysql() {
+        agree_on_all(stores::Mysql::start_or_skip);
+    }
+
+    #[cfg(feature = "postgres")]
+    #[test]
+    fn on_postgres() {
+        agree_on_all(stores::Postgres::start_or_skip);
+    }
+
+    #[cfg(feature = "fred")]
+    #[test]
+    fn on_redis() {
+        agree_on_all(stores::Redis::start_or_skip);
+    }
+
+    #[cfg(feature = "sqlite")]
+    #[test]
+    fn on_sqlite() {
+        agree_on_all(stores::Sqlite::start_or_skip);
+    }
+
+    #[cfg(feature = "zookeeper")]
+    #[test]
+    fn on_zookeeper() {
+        agree_on_all(stores::Zookeeper::start_or_skip);
+    }
+
+    macro_rules! named {
+        ($($name:ident),*) => { &[$((stringify!($name), $name)),*] };
+    }
+
+    /// What went wrong, and the sequences that showed it.
+    const ALL: &[(&str, fn(&mut dyn Runs))] = named![
+        a_limit_lapses_whether_or_not_it_is_inspected,
+        a_limit_that_is_changed_after_it_lapsed_begins_a_version,
+        a_dead_waiter_does_not_keep_a_limit_in_force,
+        a_limit_lapses_with_the_place_of_a_dead_waiter,
+        a_pushed_grant_contains_the_limit,
+        an_inspection_shows_no_limit_that_has_lapsed,
+        a_request_sent_again_does_not_take_back_what_its_lease_gave_back,
+        a_forced_release_notifies_no_holder_whose_lease_has_ended,
+        a_waiter_for_an_owner_is_prompted_by_a_client_that_does_not_know_it,
+        what_serves_nobody_does_not_do_so_because_a_hold_has_ended,
+        a_dead_waiter_for_many_permits_blocks_no_small_request
+    ];
 
     /// A request of `client` that waits, by the handle that states the usual limit.
     fn ask(lease: Label, client: usize, permits: u32) -> Step {
@@ -269,9 +324,8 @@ mod found {
         Ask(lease, Request { client: 0, site: 0, claim: Owner("a"), term: Short, waits: true })
     }
 
-    #[test]
-    fn a_limit_lapses_whether_or_not_it_is_inspected() {
-        agree_on::<Counting>(&[ask(0, 0, 1), Pass(6), ask(1, 0, 1)]);
+    fn a_limit_lapses_whether_or_not_it_is_inspected(on: &mut dyn Runs) {
+        agree_on::<Counting>(on, &[ask(0, 0, 1), Pass(6), ask(1, 0, 1)]);
         let other = Request {
             client: 0,
             site: 0,
@@ -279,99 +333,89 @@ mod found {
             term: Short,
             waits: true,
         };
-        agree_on::<Counting>(&[ask(0, 0, 1), Pass(6), Ask(1, other)]);
+        agree_on::<Counting>(on, &[ask(0, 0, 1), Pass(6), Ask(1, other)]);
     }
 
-    #[test]
-    fn a_limit_that_is_changed_after_it_lapsed_begins_a_version() {
+    fn a_limit_that_is_changed_after_it_lapsed_begins_a_version(on: &mut dyn Runs) {
         let resize = Resize { client: 0, site: 0, handle: 0, permits: 2, term: Short };
-        agree_on::<Fair>(&[ask(0, 0, 1), Pass(6), resize]);
+        agree_on::<Fair>(on, &[ask(0, 0, 1), Pass(6), resize]);
     }
 
-    #[test]
-    fn a_dead_waiter_does_not_keep_a_limit_in_force() {
-        agree_on::<Fair>(&[ask(0, 0, 2), ask(1, 1, 3), Crash(1), Idle, ask(2, 0, 1)]);
+    fn a_dead_waiter_does_not_keep_a_limit_in_force(on: &mut dyn Runs) {
+        agree_on::<Fair>(on, &[ask(0, 0, 2), ask(1, 1, 3), Crash(1), Idle, ask(2, 0, 1)]);
     }
 
-    #[test]
-    fn a_limit_lapses_with_the_place_of_a_dead_waiter() {
+    fn a_limit_lapses_with_the_place_of_a_dead_waiter(on: &mut dyn Runs) {
         let long = |handle| {
             let claim = Permits { permits: 4, handle };
             Request { client: 1, site: 0, claim, term: Long, waits: true }
         };
         let died_waiting = [ask(2, 0, 1), Ask(10, long(0)), Crash(1), Pass(7)];
-        agree_on::<Counting>(&died_waiting);
-        agree_on::<Fair>(&died_waiting);
+        agree_on::<Counting>(on, &died_waiting);
+        agree_on::<Fair>(on, &died_waiting);
         let mut other_limit = died_waiting.to_vec();
         other_limit.push(Ask(11, long(1)));
-        agree_on::<Counting>(&other_limit);
-        agree_on::<Fair>(&other_limit);
+        agree_on::<Counting>(on, &other_limit);
+        agree_on::<Fair>(on, &other_limit);
     }
 
-    #[test]
-    fn a_pushed_grant_contains_the_limit() {
+    fn a_pushed_grant_contains_the_limit(on: &mut dyn Runs) {
         let resize = Resize { client: 1, site: 0, handle: 0, permits: 2, term: Short };
-        agree_on::<Fair>(&[ask(0, 0, 3), ask(1, 0, 2), resize, Release(0)]);
+        agree_on::<Fair>(on, &[ask(0, 0, 3), ask(1, 0, 2), resize, Release(0)]);
     }
 
-    #[test]
-    fn an_inspection_shows_no_limit_that_has_lapsed() {
+    fn an_inspection_shows_no_limit_that_has_lapsed(on: &mut dyn Runs) {
         let look = Look { client: 0, site: 0, numbers: true };
-        agree_on::<Counting>(&[ask(0, 0, 1), Pass(6), look]);
+        agree_on::<Counting>(on, &[ask(0, 0, 1), Pass(6), look]);
     }
 
-    #[test]
-    fn a_request_sent_again_does_not_take_back_what_its_lease_gave_back() {
-        agree_on::<Counting>(&[ask(0, 0, 3), Keep(0, 1), AskAgain(0), ask(1, 0, 3)]);
+    fn a_request_sent_again_does_not_take_back_what_its_lease_gave_back(on: &mut dyn Runs) {
+        agree_on::<Counting>(on, &[ask(0, 0, 3), Keep(0, 1), AskAgain(0), ask(1, 0, 3)]);
     }
 
-    #[test]
-    fn a_forced_release_notifies_no_holder_whose_lease_has_ended() {
+    fn a_forced_release_notifies_no_holder_whose_lease_has_ended(on: &mut dyn Runs) {
         // The lease that led, and one that did not.
-        agree_on::<Locks>(&[enter(0), Pass(2), enter(1), Pass(1), Force { client: 0, site: 0 }]);
+        agree_on::<Locks>(on, &[enter(0), Pass(2), enter(1), Pass(1), Force { client: 0, site: 0 }]);
         let long = Request { client: 0, site: 0, claim: Owner("a"), term: Long, waits: true };
-        agree_on::<Locks>(&[Ask(0, long), enter(1), Pass(3), Force { client: 0, site: 0 }]);
+        agree_on::<Locks>(on, &[Ask(0, long), enter(1), Pass(3), Force { client: 0, site: 0 }]);
     }
 
-    #[test]
-    fn a_waiter_for_an_owner_is_prompted_by_a_client_that_does_not_know_it() {
+    fn a_waiter_for_an_owner_is_prompted_by_a_client_that_does_not_know_it(on: &mut dyn Runs) {
         let request = |client, claim| Request { client, site: 0, claim, term: Long, waits: true };
         let (holder, owner) = (request(1, Sole), request(2, Owner("b")));
         // The holder's client looks at the queue when the first of the owner's requests is in it.
-        agree_on::<Locks>(&[
-            Ask(0, holder.clone()),
-            Ask(1, owner.clone()),
-            Ask(2, holder),
-            Ask(3, owner),
-            Release(0),
-        ]);
+        agree_on::<Locks>(
+            on,
+            &[Ask(0, holder.clone()), Ask(1, owner.clone()), Ask(2, holder), Ask(3, owner), Release(0)],
+        );
     }
 
-    #[test]
-    fn what_serves_nobody_does_not_do_so_because_a_hold_has_ended() {
+    fn what_serves_nobody_does_not_do_so_because_a_hold_has_ended(on: &mut dyn Runs) {
         let lock = |client| Request { client, site: 0, claim: Sole, term: Short, waits: true };
         let died =
             [Ask(0, lock(0)), Ask(1, lock(0)), Pass(1), Crash(0), Ask(2, lock(0)), Release(2), Pass(2)];
         // At the end, what was released before is released again.
-        agree_on::<Locks>(&died);
+        agree_on::<Locks>(on, &died);
         let steps = [ask(0, 0, 1), Pass(1), ask(1, 1, 1), ask(2, 0, 3), Crash(0), Pass(2), Renew(1, Short)];
-        agree_on::<Fair>(&steps);
+        agree_on::<Fair>(on, &steps);
     }
 
-    #[test]
-    fn a_dead_waiter_for_many_permits_blocks_no_small_request() {
+    fn a_dead_waiter_for_many_permits_blocks_no_small_request(on: &mut dyn Runs) {
         let wants = |client, permits, term| {
             let claim = Permits { permits, handle: 0 };
             Request { client, site: 0, claim, term, waits: true }
         };
-        agree_on::<Fair>(&[
-            ask(0, 0, 3),
-            Ask(1, wants(0, 2, Long)),
-            Ask(2, wants(1, 4, Long)),
-            Pass(1),
-            ask(3, 2, 1),
-            Crash(1),
-            Pass(14),
-        ]);
+        agree_on::<Fair>(
+            on,
+            &[
+                ask(0, 0, 3),
+                Ask(1, wants(0, 2, Long)),
+                Ask(2, wants(1, 4, Long)),
+                Pass(1),
+                ask(3, 2, 1),
+                Crash(1),
+                Pass(14),
+            ],
+        );
     }
 }

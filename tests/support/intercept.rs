@@ -45,6 +45,8 @@ pub(crate) trait Intercept: fmt::Debug + Send + Sync + 'static {
     fn close<'a>(&'a self, store: &'a MemoryBackend) -> BoxFuture<'a, ()> {
         store.close()
     }
+
+    fn handed_over(&self, _: LeaseId) {}
 }
 
 /// A peer of a store, with an interceptor in front of it.
@@ -113,5 +115,9 @@ impl<I: Intercept> Backend for Intercepted<I> {
 
     fn close(&self) -> BoxFuture<'_, ()> {
         self.interceptor.close(&self.store)
+    }
+
+    fn handed_over(&self, lease: LeaseId) {
+        self.interceptor.handed_over(lease);
     }
 }

@@ -9,7 +9,7 @@ use uuid::Uuid;
 
 use super::Harness;
 use super::site::Site;
-use crate::backend::{Holder, Kind, Listed, Request, Resource, Waiter};
+use crate::backend::{Detail, Holder, Kind, Listed, Request, Resource, Waiter};
 
 /// For how long something is held before that is looked at.
 const A_WHILE: Duration = Duration::from_millis(50);
@@ -47,6 +47,13 @@ pub async fn point_15_holders_and_waiters_have_names(store: &dyn Harness, kind: 
     assert!(held_for <= granted.elapsed() + one.slack, "{held_for:?} of {elapsed:?}");
     let Waiter { label, note, .. } = &now.waiters[0];
     assert_eq!((label.as_deref(), note.as_deref()), (next.label.as_deref(), next.note.as_deref()));
+    let brief = one.backend.inspect(&one.resource, Detail::Summary).await.expect("the store answers");
+    assert_named(brief.holder().expect("it is held"), &first);
+    assert_eq!((brief.waiting, brief.waiters.len(), brief.in_use), (1, 0, now.in_use));
+    assert_eq!(
+        (now.waiting, brief.holder().map(|holder| holder.token)),
+        (1, now.holder().map(|one| one.token))
+    );
 
     one.release(first.lease.id).await;
     one.within(one.slack, "the waiter", waiting).await;

@@ -105,6 +105,11 @@ impl Backend for RedisBackend {
         self.home.awaiting(call).boxed()
     }
 
+    fn handed_over(&self, lease: LeaseId) {
+        self.descriptions.forget(lease);
+        self.notifications.forget(lease);
+    }
+
     fn force_release<'a>(&'a self, resource: &'a Resource) -> BoxFuture<'a, Result<bool, BackendError>> {
         let call = async move {
             if resource.kind.is_semaphore() {
@@ -150,7 +155,7 @@ impl Backend for RedisBackend {
             };
             let (mut inspection, _) =
                 until_answered(self.repeat_for, BackendError::is_transient, inspect).await?;
-            if detail == Detail::Full {
+            if detail != Detail::Counts {
                 let Inspection { holders, waiters, .. } = &mut inspection;
                 describe(&self.commands, resource, holders, waiters).await;
             }

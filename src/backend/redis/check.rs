@@ -8,7 +8,7 @@ use super::value::Value;
 use crate::backend::{Finding, Severity};
 
 /// The commands that the scripts use.
-const COMMANDS: &str = "DEL EXISTS GET SET PSETEX APPEND PEXPIRE PEXPIREAT PTTL TIME PUBLISH HDEL HEXISTS HGET HGETALL HKEYS HLEN HMGET \
+const COMMANDS: &str = "DEL EXISTS GET GETRANGE SET PSETEX APPEND PEXPIRE PEXPIREAT PTTL TIME PUBLISH HDEL HEXISTS HGET HGETALL HKEYS HLEN HMGET \
      HSET HSETNX ZADD ZCARD ZCOUNT ZRANDMEMBER ZRANGE ZRANGEBYSCORE ZRANK ZREM ZREMRANGEBYSCORE ZREVRANGE ZSCORE PUBSUB";
 
 /// Calls each command of a list on keys that are deleted afterwards, and returns those that this user may not run, or
@@ -17,7 +17,7 @@ const COMMANDS: &str = "DEL EXISTS GET SET PSETEX APPEND PEXPIRE PEXPIREAT PTTL 
 /// before.
 const TRY_COMMANDS: &str = "local denied, key = {}, KEYS[1]
 local args = {
-  DEL = {key}, EXISTS = {key}, GET = {key}, SET = {key, '', 'XX'}, PSETEX = {key .. '1', 1, ''}, APPEND = {key .. '1', ''},
+  DEL = {key}, EXISTS = {key}, GET = {key}, GETRANGE = {key, 0, 1}, SET = {key, '', 'XX'}, PSETEX = {key .. '1', 1, ''}, APPEND = {key .. '1', ''},
   PEXPIRE = {key, 1}, PEXPIREAT = {key, 1}, PTTL = {key}, TIME = {}, PUBLISH = {ARGV[2], 'probe'}, HDEL = {key, 'a'}, HEXISTS = {key, 'a'}, HGET = {key, 'a'}, HGETALL = {key},
   HKEYS = {key}, HLEN = {key}, HMGET = {key, 'a'}, HSET = {key .. '2', 'a', ''}, HSETNX = {key .. '2', 'a', ''},
   ZADD = {key, 'XX', 1, 'a'}, ZCARD = {key}, ZCOUNT = {key, 0, 1}, ZRANDMEMBER = {key}, ZRANGE = {key, 0, 1},

@@ -26,7 +26,7 @@ use super::keys;
 use super::link::CallError;
 use super::notifications::Notifications;
 use super::reply::millis;
-use super::script::DESCRIPTIONS;
+use super::script::{DESCRIBE, DESCRIPTIONS};
 use super::servers::Commands;
 use super::transport::Transport;
 use super::value::{Arguments, Value};
@@ -139,6 +139,11 @@ impl Descriptions {
         self.send(commands, [Text::of_note(lease, None, Duration::ZERO)].into_iter())
     }
 
+    /// Another client has the lease by now: whatever is stored remains for as long as it lasts.
+    pub(super) fn forget(&self, lease: LeaseId) {
+        self.notes.lock().remove(&lease);
+    }
+
     /// The client ends: removes its label, if it has stored one.
     pub(super) fn send_at_end(self: &Arc<Self>, commands: &Commands) -> Option<Sent> {
         self.label.lock().take()?;
@@ -180,13 +185,16 @@ impl Descriptions {
             self.may_be_lost();
             return None;
         };
-        let descriptions = Arc::clone(self);
+        let (descriptions, transport) = (Arc::clone(self), Arc::clone(transport));
         let mut sent = async move {
-            if let Err(error) = link.command(text.words()).await
-                && !is_denied(&error)
-            {
-                // The next request or renewal repeats it.
-                descriptions.may_be_lost();
+            match link.command(text.words()).await {
+                Err(error) if error.is_redirection() => {
+                    // If this is dropped before it is there, the next request or renewal repeats it.
+                    descriptions.may_be_lost();
+                    text.send_where_it_belongs(&transport).await;
+                }
+                Err(error) if !is_denied(&error) => descriptions.may_be_lost(),
+                _ => {}
             }
         }
         .boxed();
@@ -195,15 +203,27 @@ impl Descriptions {
     }
 }
 
-/// Whether the next request would meet with the same: this user may not write there, or the slot has moved. Then it is
-/// written again when the route has changed, or in an hour.
+/// Whether the next request would meet with the same: this user may not write there. Then it is written again in an
+/// hour.
 fn is_denied(error: &CallError) -> bool {
-    matches!(BackendError::from(error.clone()), BackendError::Refused { .. }) || error.is_redirection()
+    matches!(BackendError::from(error.clone()), BackendError::Refused { .. })
 }
 
 impl Text {
     fn of_note(lease: &LeaseRef, text: Option<Arc<str>>, ttl: Duration) -> Self {
         Self { key: keys::note(&lease.resource.key, lease.id), text, lasts: ttl + NOTE_LASTS }
+    }
+
+    /// Another node serves the slot by now, or soon: finds it.
+    async fn send_where_it_belongs(&self, transport: &Transport) {
+        let arguments = || {
+            let text = self.text.iter().map(|text| Bytes::copy_from_slice(text.as_bytes()));
+            let args = std::iter::once(millis(self.lasts).to_string().into()).chain(text).collect();
+            Arguments { keys: vec![Bytes::copy_from_slice(self.key.as_bytes())], args }
+        };
+        if let Err(error) = transport.deliver(&DESCRIBE, arguments).await {
+            tracing::debug!(%error, "a label or a note could not be stored");
+        }
     }
 
     /// The command that writes or removes it.
@@ -295,4 +315,36 @@ async fn read(transport: Arc<Transport>, keys: Vec<String>) -> Vec<Option<String
 /// Another program may have written it: whoever reads it on a terminal gets no control characters.
 fn read_text(value: &Value) -> Option<String> {
     Some(String::from_utf8_lossy(value.as_bytes()?).replace(char::is_control, ""))
+}
+
+#[cfg(test)]
+mod tests {
+    use tokio_util::sync::CancellationToken;
+
+    use super::super::connection::tests::unused_settings;
+    use super::super::servers::Servers;
+    use super::super::target::{Login, Server, Topology};
+    use super::*;
+    use crate::backend::{Claim, Kind};
+
+    #[tokio::test]
+    async fn nothing_is_kept_for_a_lease_that_was_handed_over() {
+        let client = Uuid::new_v4();
+        let notifications = Arc::new(Notifications::new(client, false));
+        let topology = Topology::Single(Server::Tcp { host: "localhost".to_owned(), port: 6379 });
+        let (login, closed) = (Login::default(), CancellationToken::new());
+        let servers = Servers::new(topology, unused_settings(), login, Arc::clone(&notifications), closed);
+        let commands = servers.commands(&Arc::default());
+        let descriptions = Arc::new(Descriptions::new(client, notifications));
+        let ids = [LeaseId::next(client), LeaseId::next(client)];
+        for id in ids {
+            let lease = LeaseRef::new(id, Resource::new("lock:a", Kind::Mutex));
+            let mut request = Request::new(lease, Claim::Sole, LABEL_LASTS);
+            request.note = Some("why".into());
+            drop(descriptions.send_with_request(&commands, &request));
+        }
+        descriptions.forget(ids[0]);
+        let kept: Vec<_> = descriptions.notes.lock().keys().copied().collect();
+        assert_eq!(kept, [ids[1]]);
+    }
 }

@@ -35,6 +35,7 @@ const LIBRARY: &[&str] = &[
     lua!("lib/join_queue"),
     lua!("lib/hand_over"),
     lua!("lib/living"),
+    lua!("lib/waiting"),
     lua!("lock/value"),
     lua!("lock/lock"),
     lua!("lock/holds"),

@@ -29,7 +29,8 @@ use crate::name;
 
 /// How many keys the server looks at in one step of a scan, about: less than half a millisecond.
 const SCANNED: &str = "1000";
-/// How many resources one call looks at: about half a millisecond.
+/// How many resources one call looks at: about half a millisecond if each has one holder. A call that finds many of
+/// them ends early.
 const LOOKED_AT: usize = 128;
 /// How many calls to a cluster are in flight: each concerns one slot, and so only a few keys.
 const IN_FLIGHT: usize = 16;
@@ -114,13 +115,19 @@ impl RedisBackend {
     async fn look_at_group(&self, group: &[(Option<u16>, &str)]) -> Result<Vec<Listed>, BackendError> {
         let Some((_, first)) = group.first() else { return Ok(Vec::new()) };
         let transport = self.commands.at(first.as_bytes());
-        let keys: Vec<Bytes> = group.iter().flat_map(|(_, key)| keys::with_its_queue(key)).collect();
-        let arguments = || Arguments { keys: keys.clone(), args: Vec::new() };
-        let answer = transport.deliver(&LIST, arguments).await?;
-        let answers = answer.as_list().split_first().filter(|(_, answers)| answers.len() == group.len());
-        let (now, answers) = answers.ok_or_else(|| unreadable(&LIST))?;
-        let listed = group.iter().zip(answers).filter_map(|((_, key), answer)| read_listed(key, answer, now));
-        let mut listed: Vec<_> = listed.collect();
+        let (mut listed, mut rest) = (Vec::with_capacity(group.len()), group);
+        while !rest.is_empty() {
+            let keys: Vec<Bytes> = rest.iter().flat_map(|(_, key)| keys::with_its_queue(key)).collect();
+            let arguments = || Arguments { keys: keys.clone(), args: Vec::new() };
+            let answer = transport.deliver(&LIST, arguments).await?;
+            // Those of the first ones, which may be all of them.
+            let answers = answer.as_list().split_first();
+            let answers = answers.filter(|(_, answers)| (1..=rest.len()).contains(&answers.len()));
+            let (now, answers) = answers.ok_or_else(|| unreadable(&LIST))?;
+            let (asked, others) = rest.split_at(answers.len());
+            listed.extend(asked.iter().zip(answers).filter_map(|((_, key), one)| read_listed(key, one, now)));
+            rest = others;
+        }
         let leases = listed
             .iter()
             .flat_map(|listed| leases_of(&listed.holders).map(|lease| (&*listed.resource.key, lease)));

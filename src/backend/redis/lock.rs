@@ -6,7 +6,7 @@ use std::time::Duration;
 use super::operation::Operation;
 use super::protocol::{BUSY, NOT_HELD, RELEASED, SETTLED, WAITED_FOR};
 use super::reply::{
-    from_millis, held_for, millis, read_granted, read_held, read_lease, read_queued, read_waiters, wanted,
+    from_millis, held_for, inspection, millis, read_granted, read_held, read_lease, read_queued, wanted,
 };
 use super::script::{ACQUIRE, FORCE, INSPECT, RELEASE, RENEW, RENEW_OWNED, SETTLE, WAS_REVOKED};
 use super::transport::Transport;
@@ -131,11 +131,11 @@ fn read_value(value: &str) -> Option<(&str, FencingToken, Option<&str>)> {
 fn read_inspection(parts: &[Value], detail: Detail) -> Option<Inspection> {
     let [value, remaining, waiters, holds, now] = parts else { return None };
     let Some(value) = value.as_bytes() else {
-        return Some(Inspection::new(Vec::new(), read_waiters(waiters)?, None, 0));
+        return inspection(Vec::new(), waiters, None, 0);
     };
     let holders = read_holders(value, remaining, holds, now)?;
-    let holders = if detail == Detail::Full { holders } else { Vec::new() };
-    Some(Inspection::new(holders, read_waiters(waiters)?, None, 1))
+    let holders = if detail == Detail::Counts { Vec::new() } else { holders };
+    inspection(holders, waiters, None, 1)
 }
 
 /// Who holds a lock: what is stored under it and the time until that ends, the holds of its owner if there are several,

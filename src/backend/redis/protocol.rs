@@ -58,14 +58,20 @@ constants! {
 
     // How much an inspection returns.
     FULL: &str = "full";
+    SUMMARY: &str = "summary";
     COUNTS: &str = "counts";
 
     // What a list has found.
     A_LOCK: &str = "lock";
     A_SEMAPHORE: &str = "semaphore";
-    /// How many holders of a semaphore a list returns.
-    LISTED_HOLDERS: u64 = 1000;
-    /// How many places a queue may have for a list to look at each of them.
+    /// How many holders of a semaphore a list returns, and after how many holders and waiters a call ends: each takes
+    /// the server about 2 us.
+    LISTED_HOLDERS: u64 = 250;
+    /// How many bytes of a value a list reads, less one: more than those of any lock of ours.
+    LISTED_BYTES: u64 = 4095;
+    /// How many holders a summary returns.
+    SUMMARY_HOLDERS: u64 = 16;
+    /// How many places a queue may have for a list or a summary to look at each of them.
     COUNTED_PLACES: u64 = 200;
 
     // Messages to a client.
@@ -111,6 +117,11 @@ constants! {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_summary_has_as_many_holders_as_on_other_stores() {
+        assert_eq!(usize::try_from(SUMMARY_HOLDERS).unwrap(), crate::backend::SUMMARY_HOLDERS);
+    }
 
     #[test]
     fn a_grant_reserves_as_many_tokens_as_a_lease_may_have_holds() {

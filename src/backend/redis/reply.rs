@@ -3,12 +3,14 @@
 use std::time::Duration;
 
 use super::protocol::{
-    COUNTS, EXPIRED, FULL, HELD_BY_OTHER, LEFT_QUEUE, NOT_HELD, PROPOSED_AHEAD_US, RELEASED, RENEWED, TAKEN,
+    COUNTS, EXPIRED, FULL, HELD_BY_OTHER, LEFT_QUEUE, NOT_HELD, PROPOSED_AHEAD_US, RELEASED, RENEWED,
+    SUMMARY, TAKEN,
 };
 use super::script::Script;
 use super::value::Value;
 use crate::backend::{
-    Answer, BackendError, Detail, Grant, LeaseId, Limit, Queued, Released, Renewal, Ticket, Waiter,
+    Answer, BackendError, Detail, Grant, Holder, Inspection, LeaseId, Limit, Queued, Released, Renewal,
+    Ticket, Waiter,
 };
 use crate::error::LossReason;
 use crate::fence::FencingToken;
@@ -92,8 +94,22 @@ pub(super) fn held_for(token: Option<FencingToken>, now: &Value) -> Option<Durat
         .then(|| Duration::from_micros(now.saturating_sub(granted)))
 }
 
+/// An inspection with these waiters: a list, or only their number.
+pub(super) fn inspection(
+    holders: Vec<Holder>,
+    waiters: &Value,
+    limit: Option<u32>,
+    in_use: u32,
+) -> Option<Inspection> {
+    if let Some(number) = waiters.as_u64() {
+        let waiting = usize::try_from(number).ok()?;
+        return Some(Inspection { waiting, ..Inspection::new(holders, Vec::new(), limit, in_use) });
+    }
+    Some(Inspection::new(holders, read_waiters(waiters)?, limit, in_use))
+}
+
 /// Lease id, remaining time, permits and ticket of each waiter, in order of arrival.
-pub(super) fn read_waiters(waiters: &Value) -> Option<Vec<Waiter>> {
+fn read_waiters(waiters: &Value) -> Option<Vec<Waiter>> {
     let mut waiters: Vec<_> = waiters.as_list().chunks_exact(4).collect();
     waiters.sort_by_key(|part| part[3].as_u64());
     let waiters = waiters.into_iter().map(|part| {
@@ -111,6 +127,7 @@ pub(super) fn read_lease(value: &Value) -> Option<LeaseId> {
 pub(super) const fn wanted(detail: Detail) -> &'static str {
     match detail {
         Detail::Full => FULL,
+        Detail::Summary => SUMMARY,
         Detail::Counts => COUNTS,
     }
 }

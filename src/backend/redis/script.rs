@@ -130,6 +130,7 @@ scripts! {
     INSPECT_PERMITS(3, None): lua!("semaphore/inspect");
     LIST(0, None): lua!("list");
     DESCRIPTIONS(0, None): lua!("descriptions");
+    DESCRIBE(0, None): lua!("describe");
 }
 
 #[cfg(test)]

@@ -6,8 +6,8 @@ use std::time::Duration;
 use super::operation::Operation;
 use super::protocol::{ABOVE_LIMIT, GRANTED, LIMIT_DIFFERS, NONE_FREE, QUEUED};
 use super::reply::{
-    from_millis, held_for, millis, read_granted, read_held, read_lease, read_number, read_queued, read_token,
-    read_waiters, wanted,
+    from_millis, held_for, inspection, millis, read_granted, read_held, read_lease, read_number, read_queued,
+    read_token, wanted,
 };
 use super::script::{ACQUIRE_PERMITS, INSPECT_PERMITS, RELEASE_PERMITS, RENEW_PERMITS, RESIZE, Script};
 use super::transport::Transport;
@@ -100,7 +100,7 @@ fn read_answer(answer: &[Value], permits: u32, stated: Limit) -> Option<Result<A
 fn read_inspection(parts: &[Value]) -> Option<Inspection> {
     let [limit, in_use, waiters, holders, now] = parts else { return None };
     let holders = read_holders(holders, now).collect::<Option<_>>()?;
-    Some(Inspection::new(holders, read_waiters(waiters)?, read_number(limit), read_number(in_use)?))
+    inspection(holders, waiters, read_number(limit), read_number(in_use)?)
 }
 
 /// Who holds permits: lease id, remaining time, permits and token of each, and the time. `None` for one that is not

@@ -66,11 +66,23 @@ fn merge(views: &[&Inspection], majority: usize, detail: Detail) -> Inspection {
         .collect();
     waiters.sort_unstable_by_key(|(places, waiter)| (*places, waiter.id));
     let in_use = match detail {
-        Detail::Full => !holders.is_empty(),
+        Detail::Full | Detail::Summary => !holders.is_empty(),
         Detail::Counts => views.iter().filter(|view| view.in_use > 0).count() >= majority,
     };
-    let waiters = waiters.into_iter().map(|(_, waiter)| waiter).collect();
-    Inspection::new(holders, waiters, None, u32::from(in_use))
+    let waiters: Vec<_> = waiters.into_iter().map(|(_, waiter)| waiter).collect();
+    let waiting = match detail {
+        // A waiter has a place on most nodes.
+        Detail::Summary => at_least(views.iter().map(|view| view.waiting), majority),
+        Detail::Full | Detail::Counts => waiters.len(),
+    };
+    Inspection { waiting, ..Inspection::new(holders, waiters, None, u32::from(in_use)) }
+}
+
+/// The greatest number that a majority of these reaches.
+fn at_least(numbers: impl Iterator<Item = usize>, majority: usize) -> usize {
+    let mut numbers: Vec<_> = numbers.collect();
+    numbers.sort_unstable_by(|a, b| b.cmp(a));
+    numbers.get(majority - 1).copied().unwrap_or_default()
 }
 
 /// The leases that a majority holds, and the holds of the others, from the holders on each node.

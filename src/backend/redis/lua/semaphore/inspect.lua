@@ -1,6 +1,7 @@
 -- Returns who holds permits and who waits for them. Changes nothing.
 --
--- ARGV[1]  FULL, or COUNTS for empty lists
+-- ARGV[1]  FULL, SUMMARY for the number of waiters instead of a list of them and SUMMARY_HOLDERS at most, or COUNTS for
+--          empty lists
 --
 -- Returns  {limit in force or nil, permits in use, {lease id, ms for which it counts as alive, permits, ticket, ...},
 --           live ones only, {lease id, ms until its lease ends, permits, token, ...} by that time, now in us}
@@ -28,9 +29,11 @@ end
 if limit and has_lapsed(s) then limit = nil end
 
 local waiters, holders = {}, {}
-if ARGV[1] == FULL then
-  waiters = living(s.waiters, now)
-  local held = call('ZRANGEBYSCORE', s.key, '(' .. now_text, '+inf', 'WITHSCORES')
+if ARGV[1] ~= COUNTS then
+  local full = ARGV[1] == FULL
+  waiters = full and living(s.waiters, now) or count_waiters(sub(queue_of(KEYS), 1, -6), now)
+  local most = full and -1 or SUMMARY_HOLDERS
+  local held = call('ZRANGEBYSCORE', s.key, '(' .. now_text, '+inf', 'WITHSCORES', 'LIMIT', 0, most)
   for i = 1, #held, 2 do
     local permits, token = hold(held[i])
     for _, part in ipairs({ held[i], tonumber(held[i + 1]) - now, permits, token or '0' }) do
