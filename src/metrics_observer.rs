@@ -2,18 +2,17 @@
 //! compares with this file.
 
 use std::borrow::Cow;
-use std::collections::HashMap;
 use std::fmt;
+use std::ptr;
 use std::sync::{Arc, OnceLock};
-
-use metrics::{
-    Counter, Gauge, Histogram, Key, KeyName, Label, Level, Metadata, Recorder, Unit, with_recorder,
-};
-use parking_lot::RwLock;
+use std::time::Duration;
 
 use crate::backend::{Kind, Status};
 use crate::client::{Client, ClientBuilder};
 use crate::observer::{Event, Observer, Subject};
+use metrics::{
+    Counter, Gauge, Histogram, Key, KeyName, Label, Level, Metadata, Recorder, Unit, with_recorder,
+};
 
 /// An [`Observer`] that feeds the [metrics](https://docs.rs/metrics) facade: [`ClientBuilder::metrics`] sets one.
 ///
@@ -41,6 +40,7 @@ use crate::observer::{Event, Observer, Subject};
 /// | `leasehold_renewals_total` | counter | | `store`, `kind`, `outcome` |
 /// | `leasehold_renewal_seconds` | histogram | seconds | `store`, `kind` |
 /// | `leasehold_renewal_late_seconds` | histogram | seconds | `store`, `kind` |
+/// | `leasehold_store_clients` | gauge | | `store` |
 /// | `leasehold_store_connected` | gauge | | `store` |
 /// | `leasehold_store_changes_total` | counter | | `store`, `status` |
 ///
@@ -48,30 +48,33 @@ use crate::observer::{Event, Observer, Subject};
 /// of few [classes](Self::classes), which then become the label `class`. What the values of the labels mean, and a
 /// dashboard for Grafana, is in `docs/guide/observability.md`.
 ///
-/// The metrics of a kind are registered with the recorder at its first event, and stays with that recorder, so install the
+/// The metrics of a kind are registered with the recorder at its first event, and stay with that recorder, so install the
 /// exporter first. All clients of a process may share one observer.
 #[doc(alias = "prometheus")]
 #[doc(alias = "grafana")]
 pub struct MetricsObserver {
     recorder: Option<Box<dyn Recorder + Send + Sync>>,
     classes: Option<Box<Classes>>,
-    /// The store that was seen first, which is the only one of nearly all programs.
-    first: OnceLock<Store>,
-    others: RwLock<HashMap<String, Arc<Store>>>,
+    /// By address.
+    stores: List<String, Store>,
 }
 
 type Classes = dyn Fn(&str) -> Cow<'static, str> + Send + Sync;
 
 /// The metrics of one store.
 struct Store {
-    address: String,
     /// By kind, without classes.
     kinds: [OnceLock<Metrics>; Kind::ALL.len()],
-    classes: RwLock<ByClass>,
-    connected: OnceLock<Gauge>,
+    /// By kind and class.
+    classes: [List<Cow<'static, str>, Metrics>; Kind::ALL.len()],
+    clients: Clients,
 }
 
-type ByClass = HashMap<(Kind, Cow<'static, str>), Arc<Metrics>>;
+/// How many clients use a store.
+struct Clients {
+    open: Gauge,
+    connected: Gauge,
+}
 
 /// The metrics of one kind of resource, of one class. Those with further labels are registered when they are used, by
 /// the values of these.
@@ -90,18 +93,29 @@ struct Metrics {
     renewals: Counters,
 }
 
-/// A counter for each value of its last label: a handful.
+/// A counter for each value of its last label.
 struct Counters {
     name: &'static str,
     label: &'static str,
-    known: RwLock<Vec<(&'static str, Counter)>>,
+    by_value: List<&'static str, Counter>,
+}
+
+/// A handful of things by their keys, in the order in which they were first needed. They are never removed, so that
+/// finding one takes no lock.
+struct List<K, V>(OnceLock<Box<Entry<K, V>>>);
+
+struct Entry<K, V> {
+    key: K,
+    value: V,
+    next: List<K, V>,
 }
 
 /// Name, unit and description of each metric, by type.
-const GAUGES: [(&str, &str); 3] = [
+const GAUGES: [(&str, &str); 4] = [
     (HELD, "Acquisitions that are held, each counted once."),
     (WAITING, "Requests that wait."),
-    (STORE_CONNECTED, "1 while the store can be reached, otherwise 0."),
+    (STORE_CLIENTS, "Clients that use the store."),
+    (STORE_CONNECTED, "Clients that can reach the store."),
 ];
 const HISTOGRAMS: [(&str, &str); 4] = [
     (WAIT, "How long requests waited that have succeeded."),
@@ -129,6 +143,7 @@ const HOLD: &str = "leasehold_hold_seconds";
 const RENEWALS: &str = "leasehold_renewals_total";
 const RENEWAL: &str = "leasehold_renewal_seconds";
 const RENEWAL_LATE: &str = "leasehold_renewal_late_seconds";
+const STORE_CLIENTS: &str = "leasehold_store_clients";
 const STORE_CONNECTED: &str = "leasehold_store_connected";
 const STORE_CHANGES: &str = "leasehold_store_changes_total";
 
@@ -138,7 +153,7 @@ impl MetricsObserver {
     /// Feeds the recorder of the process: the exporter that the program installs.
     #[must_use]
     pub fn new() -> Self {
-        Self { recorder: None, classes: None, first: OnceLock::new(), others: RwLock::default() }
+        Self { recorder: None, classes: None, stores: List::default() }
     }
 
     /// Feeds this recorder instead of the one of the process.
@@ -185,52 +200,36 @@ impl MetricsObserver {
         }
     }
 
-    /// Runs `record` on the metrics of a store.
-    fn with_store(&self, address: &str, record: impl FnOnce(&Store)) {
-        let first = self.first.get_or_init(|| self.new_store(address));
-        if first.address == address {
-            return record(first);
-        }
-        let known = self.others.read().get(address).cloned();
-        let store = known.unwrap_or_else(|| {
-            let mut others = self.others.write();
-            let new = || Arc::new(self.new_store(address));
-            Arc::clone(others.entry(address.to_owned()).or_insert_with(new))
-        });
-        record(&store);
+    fn store(&self, address: &str) -> &Store {
+        self.stores.find(|known| known == address, || (address.to_owned(), self.new_store(address)))
     }
 
+    #[cold]
     fn new_store(&self, address: &str) -> Store {
-        self.with_recorder(describe);
-        Store {
-            address: address.to_owned(),
-            kinds: Default::default(),
-            classes: RwLock::default(),
-            connected: OnceLock::new(),
-        }
+        let register = |recorder: &dyn Recorder| {
+            describe(recorder);
+            let key = |name| Key::from_parts(name, vec![store_label(address)]);
+            let gauge = |name| recorder.register_gauge(&key(name), &METADATA);
+            Clients { open: gauge(STORE_CLIENTS), connected: gauge(STORE_CONNECTED) }
+        };
+        let (kinds, classes) = Default::default();
+        Store { kinds, classes, clients: self.with_recorder(register) }
     }
 
-    /// Runs `record` on the metrics of what an event is about.
-    fn with_metrics(&self, subject: &Subject<'_>, record: impl FnOnce(&Metrics)) {
-        self.with_store(subject.store, |store| {
-            let kind = subject.kind();
-            let Some(classes) = &self.classes else {
-                return record(
-                    store.kinds[kind as usize].get_or_init(|| self.new_metrics(store, kind, None)),
-                );
-            };
-            let place = (kind, classes(subject.name()));
-            let known = store.classes.read().get(&place).cloned();
-            let metrics = known.unwrap_or_else(|| {
-                let new = Arc::new(self.new_metrics(store, kind, Some(place.1.clone())));
-                Arc::clone(store.classes.write().entry(place).or_insert(new))
-            });
-            record(&metrics);
-        });
+    /// The metrics of what an event is about.
+    fn of(&self, subject: &Subject<'_>) -> &Metrics {
+        let (kind, store) = (subject.kind(), self.store(subject.store));
+        let Some(classes) = &self.classes else {
+            return store.kinds[kind as usize].get_or_init(|| self.new_metrics(subject.store, kind, None));
+        };
+        let class = classes(subject.name());
+        let new = || (class.clone(), self.new_metrics(subject.store, kind, Some(class.clone())));
+        store.classes[kind as usize].find(|known| *known == class, new)
     }
 
-    fn new_metrics(&self, store: &Store, kind: Kind, class: Option<Cow<'static, str>>) -> Metrics {
-        let mut labels = vec![store.label(), Label::from_static_parts("kind", kind.as_str())];
+    #[cold]
+    fn new_metrics(&self, address: &str, kind: Kind, class: Option<Cow<'static, str>>) -> Metrics {
+        let mut labels = vec![store_label(address), Label::from_static_parts("kind", kind.as_str())];
         labels.extend(class.map(|class| Label::new("class", class)));
         let key = |name| Key::from_parts(name, labels.clone());
         self.with_recorder(|recorder| Metrics {
@@ -250,43 +249,72 @@ impl MetricsObserver {
     }
 
     fn count(&self, metrics: &Metrics, counters: &Counters, value: &'static str) {
-        let known = counters.known.read();
-        if let Some((_, counter)) = known.iter().find(|(known, _)| *known == value) {
-            return counter.increment(1);
-        }
-        drop(known);
+        // The same text may be in several places.
+        let is_meant = |known: &&'static str| ptr::eq(*known, value) || *known == value;
+        let new = || (value, self.counter_for(metrics, counters, value));
+        counters.by_value.find(is_meant, new).increment(1);
+    }
+
+    #[cold]
+    fn counter_for(&self, metrics: &Metrics, counters: &Counters, value: &'static str) -> Counter {
         let mut labels = metrics.labels.clone();
         labels.push(Label::from_static_parts(counters.label, value));
-        let counter = self.counter(counters.name, labels);
-        counter.increment(1);
-        // Twice, if two threads are here; both are the same counter.
-        counters.known.write().push((value, counter));
+        self.counter(counters.name, labels)
     }
 
     fn counter(&self, name: &'static str, labels: Vec<Label>) -> Counter {
         self.with_recorder(|recorder| recorder.register_counter(&Key::from_parts(name, labels), &METADATA))
     }
 
-    fn store_changed(&self, store: &Store, status: Status) {
-        let register = |recorder: &dyn Recorder| {
-            recorder.register_gauge(&Key::from_parts(STORE_CONNECTED, vec![store.label()]), &METADATA)
-        };
-        let connected = store.connected.get_or_init(|| self.with_recorder(register));
-        connected.set(if status.is_connected() { 1.0 } else { 0.0 });
-        let labels = vec![store.label(), Label::from_static_parts("status", status.as_str())];
+    fn store_changed(&self, address: &str, status: Status, previous: Option<Status>) {
+        let clients = &self.store(address).clients;
+        let is_open = |status: Status| status != Status::Closed;
+        change(&clients.open, previous.is_some_and(is_open), is_open(status));
+        change(&clients.connected, previous.is_some_and(Status::is_connected), status.is_connected());
+        let labels = vec![store_label(address), Label::from_static_parts("status", status.as_str())];
         self.counter(STORE_CHANGES, labels).increment(1);
     }
 }
 
-impl Store {
-    fn label(&self) -> Label {
-        Label::new("store", self.address.clone())
-    }
+fn store_label(address: &str) -> Label {
+    Label::new("store", address.to_owned())
 }
 
 impl Counters {
-    fn new(name: &'static str, label: &'static str) -> Self {
-        Self { name, label, known: RwLock::default() }
+    const fn new(name: &'static str, label: &'static str) -> Self {
+        Self { name, label, by_value: List(OnceLock::new()) }
+    }
+}
+
+impl<K, V> List<K, V> {
+    /// The value whose key is meant, which is added if there is none.
+    fn find(&self, is_meant: impl Fn(&K) -> bool, new: impl Fn() -> (K, V)) -> &V {
+        let mut place = self;
+        loop {
+            let entry = place.0.get_or_init(|| {
+                let (key, value) = new();
+                Box::new(Entry { key, value, next: Self::default() })
+            });
+            if is_meant(&entry.key) {
+                return &entry.value;
+            }
+            place = &entry.next;
+        }
+    }
+}
+
+impl<K, V> Default for List<K, V> {
+    fn default() -> Self {
+        Self(OnceLock::new())
+    }
+}
+
+/// A client was or was not counted, and is or is not from now on.
+fn change(gauge: &Gauge, was_counted: bool, is_counted: bool) {
+    match (was_counted, is_counted) {
+        (false, true) => gauge.increment(1),
+        (true, false) => gauge.decrement(1),
+        (false, false) | (true, true) => {}
     }
 }
 
@@ -306,40 +334,37 @@ fn describe(recorder: &dyn Recorder) {
 impl Observer for MetricsObserver {
     fn observe(&self, event: &Event<'_>) {
         match event {
-            Event::Waiting { subject } => self.with_metrics(subject, |metrics| metrics.waiting.increment(1)),
+            Event::Waiting { subject } => self.of(subject).waiting.increment(1),
             Event::Acquired { subject, waited, had_to_wait, source, .. } => {
-                self.with_metrics(subject, |metrics| {
-                    metrics.end_wait(*had_to_wait);
-                    metrics.wait.record(*waited);
-                    metrics.held.increment(1);
-                    self.count(metrics, &metrics.acquired, source.as_str());
-                });
+                let metrics = self.of(subject);
+                metrics.end_wait(*had_to_wait);
+                metrics.wait.record(*waited);
+                metrics.held.increment(1);
+                self.count(metrics, &metrics.acquired, source.as_str());
             }
             Event::NotAcquired { subject, had_to_wait, outcome, .. } => {
-                self.with_metrics(subject, |metrics| {
-                    metrics.end_wait(*had_to_wait);
-                    self.count(metrics, &metrics.not_acquired, outcome.as_str());
-                })
+                let metrics = self.of(subject);
+                metrics.end_wait(*had_to_wait);
+                self.count(metrics, &metrics.not_acquired, outcome.as_str());
             }
-            Event::RenewalSent { subject, late } => {
-                self.with_metrics(subject, |metrics| metrics.renewal_late.record(*late));
-            }
-            Event::RenewalAnswered { subject, took, outcome } => self.with_metrics(subject, |metrics| {
+            Event::RenewalSent { subject, late } => self.of(subject).renewal_late.record(*late),
+            Event::RenewalAnswered { subject, took, outcome } => {
+                let metrics = self.of(subject);
                 metrics.renewal.record(*took);
                 self.count(metrics, &metrics.renewals, outcome.as_str());
-            }),
-            Event::Lost { subject, held, reason, .. } => self.with_metrics(subject, |metrics| {
-                metrics.held.decrement(1);
-                metrics.hold.record(*held);
+            }
+            Event::Lost { subject, held, reason, .. } => {
+                let metrics = self.of(subject);
+                metrics.end_hold(*held);
                 self.count(metrics, &metrics.lost, reason.as_str());
-            }),
-            Event::Released { subject, held, outcome, .. } => self.with_metrics(subject, |metrics| {
-                metrics.held.decrement(1);
-                metrics.hold.record(*held);
+            }
+            Event::Released { subject, held, outcome, .. } => {
+                let metrics = self.of(subject);
+                metrics.end_hold(*held);
                 self.count(metrics, &metrics.released, outcome.as_str());
-            }),
-            Event::StoreState { store, state } => {
-                self.with_store(store, |store| self.store_changed(store, state.status));
+            }
+            Event::StoreState { store, state, previous } => {
+                self.store_changed(store, state.status, *previous);
             }
         }
     }
@@ -350,6 +375,11 @@ impl Metrics {
         if had_to_wait {
             self.waiting.decrement(1);
         }
+    }
+
+    fn end_hold(&self, held: Duration) {
+        self.held.decrement(1);
+        self.hold.record(held);
     }
 }
 

@@ -25,13 +25,16 @@
 
 use std::fmt;
 use std::iter::successors;
+use std::num::NonZeroUsize;
 use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
+use parking_lot::Mutex;
 use tokio::sync::Notify;
 
-use crate::backend::{Kind, Resource, StoreState};
+use crate::backend::{Kind, Resource, Status, StoreState};
 use crate::error::LossReason;
 use crate::error_kind::ErrorKind;
 use crate::fence::FencingToken;
@@ -117,6 +120,9 @@ impl<'a> Subject<'a> {
 ///
 /// * acquired − lost − released is the number of holds, and
 /// * waiting − those that have ended after they waited (`had_to_wait`) is the number of requests that wait.
+///
+/// An observer that is added to a client that is in use is told of the requests that begin from then on, and of what
+/// becomes of those: it hears no end of which it did not hear the beginning.
 ///
 /// An owner that re-enters, and a guard that is split off, share a hold, which ends with its last guard. A semaphore's
 /// handle that [follows another limit](crate::OnOtherLimit::Follow) makes several requests, of which all but the last
@@ -215,14 +221,16 @@ pub enum Event<'a> {
         outcome: ReleaseOutcome,
     },
     /// The state of the store has changed, or is reported for the first time, right after the observer was set. As with
-    /// [`Client::state_changes`](crate::Client::state_changes), only the last of several quick changes is reported, and
-    /// the last state is closed, if the client was shut down.
+    /// [`Client::state_changes`](crate::Client::state_changes), only the last of several quick changes is reported. The
+    /// last state is closed: the client was shut down, or the last handle to it is gone.
     #[non_exhaustive]
     StoreState {
         /// The store's address, without password.
         store: &'a str,
         /// The new state.
         state: &'a StoreState,
+        /// What this client has reported to this observer before; `None` if this is the first time.
+        previous: Option<Status>,
     },
 }
 
@@ -346,43 +354,67 @@ impl ReleaseOutcome {
 pub(crate) struct Observers {
     store: String,
     first: OnceLock<Box<Link>>,
+    /// How many there are.
+    count: AtomicUsize,
     added: Notify,
+    /// The state of the store that is to be reported; `None` before it is watched.
+    state: Mutex<Option<StoreState>>,
 }
 
 struct Link {
     observer: Arc<dyn Observer>,
+    told: Mutex<Told>,
     next: OnceLock<Box<Self>>,
 }
 
+/// What an observer knows of the store.
+#[derive(Default)]
+struct Told {
+    state: Option<StoreState>,
+    /// Whether it is being told that state. Whoever does so goes on with the next one, so that it hears them in order.
+    is_under_way: bool,
+}
+
+/// Those of a client's observers that are told of something: so many, who were there when it began.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Audience(NonZeroUsize);
+
 impl Observers {
     pub(crate) fn new(store: &str) -> Self {
-        Self { store: store.to_owned(), first: OnceLock::new(), added: Notify::new() }
+        let (first, count, added, state) = Default::default();
+        Self { store: store.to_owned(), first, count, added, state }
     }
 
-    /// Adds an observer. Returns whether it is the first one.
-    pub(crate) fn add(&self, observer: Arc<dyn Observer>) -> bool {
-        let mut link = Box::new(Link { observer, next: OnceLock::new() });
-        let (mut place, mut is_first) = (&self.first, true);
-        while let Err(rejected) = place.set(link) {
-            link = rejected;
-            is_first = false;
+    /// Adds an observer, and tells it the state of the store, which is this one unless it is watched already. Returns
+    /// whether it is the first.
+    pub(crate) fn add(&self, observer: Arc<dyn Observer>, state: StoreState) -> bool {
+        let mut added = Box::new(Link { observer, told: Mutex::default(), next: OnceLock::new() });
+        let (mut place, mut number) = (&self.first, 1);
+        while let Err(rejected) = place.set(added) {
+            added = rejected;
             if let Some(taken) = place.get() {
-                place = &taken.next;
+                (place, number) = (&taken.next, number + 1);
             }
         }
+        self.state.lock().get_or_insert(state);
+        if let Some(link) = place.get() {
+            self.report(link);
+        }
+        self.count.fetch_max(number, Ordering::AcqRel);
         self.added.notify_waiters();
-        is_first
+        number == 1
     }
 
-    pub(crate) fn is_any(&self) -> bool {
-        self.first.get().is_some()
+    /// Those that are told of what begins now, if there are any.
+    pub(crate) fn audience(&self) -> Option<Audience> {
+        NonZeroUsize::new(self.count.load(Ordering::Acquire)).map(Audience)
     }
 
     /// Waits for the first one.
     pub(crate) async fn any(&self) {
         loop {
             let added = self.added.notified();
-            if self.is_any() {
+            if self.audience().is_some() {
                 return;
             }
             added.await;
@@ -393,29 +425,59 @@ impl Observers {
         Subject { store: &self.store, resource }
     }
 
-    pub(crate) fn tell_state(&self, state: &StoreState) {
-        self.tell(&Event::StoreState { store: &self.store, state });
+    /// The state of the store has changed, unless it is closed, which is the last one.
+    pub(crate) fn state_is(&self, new: StoreState) {
+        let mut state = self.state.lock();
+        if state.as_ref().is_none_or(|state| state.status != Status::Closed) {
+            *state = Some(new);
+        }
+        drop(state);
+        self.links().for_each(|link| self.report(link));
     }
 
-    /// Tells all of them. Nothing may be locked meanwhile: they may use the client.
-    pub(crate) fn tell(&self, event: &Event<'_>) {
-        let links = successors(self.first.get(), |link| link.next.get());
-        for link in links {
-            self.tell_one(&*link.observer, event);
+    /// The client is closed.
+    pub(crate) fn closed(&self) {
+        let known = self.state.lock().clone();
+        if let Some(known) = known {
+            self.state_is(StoreState { status: Status::Closed, ..known });
         }
     }
 
-    /// The same for one of them, or for one that is about to be added.
-    pub(crate) fn tell_one(&self, observer: &dyn Observer, event: &Event<'_>) {
+    /// Tells an observer the state of the store, unless it knows.
+    fn report(&self, link: &Link) {
+        while let Some((state, previous)) = self.begin_to_report(link) {
+            self.tell_one(link, &Event::StoreState { store: &self.store, state: &state, previous });
+            link.told.lock().is_under_way = false;
+        }
+    }
+
+    /// What to tell an observer, and what it was told before. `None` if it knows, or is being told.
+    fn begin_to_report(&self, link: &Link) -> Option<(StoreState, Option<Status>)> {
+        let mut told = link.told.lock();
+        let state = self.state.lock().clone().filter(|state| told.state.as_ref() != Some(state))?;
+        if told.is_under_way {
+            return None;
+        }
+        told.is_under_way = true;
+        let previous = told.state.replace(state.clone());
+        Some((state, previous.map(|previous| previous.status)))
+    }
+
+    /// Tells some of them. Nothing may be locked meanwhile: they may use the client.
+    pub(crate) fn tell(&self, audience: Audience, event: &Event<'_>) {
+        self.links().take(audience.0.get()).for_each(|link| self.tell_one(link, event));
+    }
+
+    fn tell_one(&self, link: &Link, event: &Event<'_>) {
         // What an observer leaves half done is its own; the engine has nothing in progress here.
-        if let Err(panic) = catch_unwind(AssertUnwindSafe(|| observer.observe(event))) {
-            let (store, message) = (self.store(), panic_message(&*panic));
+        if let Err(panic) = catch_unwind(AssertUnwindSafe(|| link.observer.observe(event))) {
+            let (store, message) = (&self.store, panic_message(&*panic));
             tracing::error!(target: "leasehold::observer", store, panic = message, "an observer has panicked");
         }
     }
 
-    pub(crate) fn store(&self) -> &str {
-        &self.store
+    fn links(&self) -> impl Iterator<Item = &Link> {
+        successors(self.first.get(), |link| link.next.get()).map(|link| &**link)
     }
 }
 
@@ -426,6 +488,6 @@ fn panic_message(panic: &(dyn std::any::Any + Send)) -> &str {
 
 impl fmt::Debug for Observers {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Observers").field("is_any", &self.is_any()).finish_non_exhaustive()
+        f.debug_struct("Observers").field("count", &self.count).finish_non_exhaustive()
     }
 }

@@ -57,10 +57,11 @@ impl Primitive {
         }
         let waiter = Waiter::new(engine, resource, settings, claim, note.as_ref(), limit.as_deref(), wait);
         let acquiring = pin!(waiter.acquire());
-        let hold = match engine.observed() {
+        let hold = match engine.audience() {
             None => acquiring.await?,
-            Some(observers) => {
-                Observed::new(observers, resource, claim.permits(), wait != Wait::No, acquiring).await?
+            Some(audience) => {
+                let waits = wait != Wait::No;
+                Observed::new(engine, audience, resource, claim.permits(), waits, acquiring).await?
             }
         };
         Ok(Guard::new(Arc::clone(engine), hold, claim.permits()))

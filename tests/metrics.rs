@@ -5,12 +5,14 @@ mod support;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
+use std::future::ready;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
+use leasehold::backend::Backend;
 use leasehold::observer::Event;
-use leasehold::{Client, Error, MetricsObserver, MutexOptions};
+use leasehold::{Client, Error, MemoryBackend, MetricsObserver, MutexOptions};
 use metrics::{Counter, Gauge, Histogram, Key, KeyName, Metadata, Recorder, SharedString, Unit};
 use metrics_util::debugging::{DebugValue, DebuggingRecorder, Snapshotter};
 use support::RedisServer;
@@ -131,6 +133,7 @@ async fn on_redis_exactly_what_has_happened_is_counted_and_the_gauges_return_to_
         ("renewals_total mutex renewed", 1),
         ("store_changes_total closed", 1),
         ("store_changes_total connected", 1),
+        ("store_clients", 0),
         ("store_connected", 0),
         ("wait_seconds fair", 1),
         ("wait_seconds mutex", 5),
@@ -143,8 +146,52 @@ async fn on_redis_exactly_what_has_happened_is_counted_and_the_gauges_return_to_
     other.shutdown().await
 }
 
-/// The values once one of them is there. A snapshot takes the samples of histograms and counters out, so they are added
-/// up.
+/// Each with an observer of its own, or all with the same one.
+#[tokio::test(start_paused = true)]
+async fn the_clients_of_a_store_are_counted_and_those_that_can_reach_it() -> Result<(), Error> {
+    for is_shared in [false, true] {
+        let recorder = Arc::new(DebuggingRecorder::new());
+        let snapshotter = recorder.snapshotter();
+        let observer = || Arc::new(MetricsObserver::new().recorder(Arc::clone(&recorder)));
+        let shared = observer();
+        let (store, mut clients) = (MemoryBackend::new(), Vec::new());
+        for _ in 0..3 {
+            let link = Arc::new(store.peer());
+            let client = Client::with_backend(Arc::clone(&link) as Arc<dyn Backend>);
+            let observer = if is_shared { Arc::clone(&shared) } else { observer() };
+            let client = client.with_observer(observer);
+            // From its first use on, a store in memory is watched.
+            client.mutex(NAME)?.lock().await?.release().await?;
+            clients.push((link, client));
+        }
+        let (mut open, mut connected) = (0, 0);
+        let mut are = async |expected: (i64, i64)| {
+            let are_as_expected = || {
+                let values = values(&snapshotter);
+                // A snapshot takes the values out.
+                open += values.get("store_clients").unwrap_or(&0);
+                connected += values.get("store_connected").unwrap_or(&0);
+                ready((open, connected) == expected)
+            };
+            support::eventually(Duration::from_secs(20), are_as_expected).await;
+        };
+        are((3, 3)).await;
+        clients[0].0.cut_off();
+        are((3, 2)).await;
+        clients[1].1.shutdown().await?;
+        are((2, 1)).await;
+        // It is not shut down.
+        drop(clients.pop());
+        are((1, 0)).await;
+        clients[0].0.restore();
+        are((1, 1)).await;
+        clients.clear();
+        are((0, 0)).await;
+    }
+    Ok(())
+}
+
+/// The values once one of them is there. A snapshot takes the values out, so they are added up.
 async fn values_when(snapshotter: &Snapshotter, awaited: &str) -> BTreeMap<String, i64> {
     let mut all = BTreeMap::new();
     let deadline = tokio::time::Instant::now() + Duration::from_secs(20);
@@ -152,9 +199,7 @@ async fn values_when(snapshotter: &Snapshotter, awaited: &str) -> BTreeMap<Strin
         assert!(tokio::time::Instant::now() < deadline, "{awaited} is missing: {all:?}");
         sleep(10 * MS).await;
         for (name, value) in values(snapshotter) {
-            let is_gauge = ["held", "waiting", "store_connected"].iter().any(|gauge| name.starts_with(gauge));
-            let known = all.entry(name).or_insert(0);
-            *known = if is_gauge { value } else { *known + value };
+            *all.entry(name).or_insert(0) += value;
         }
     }
     all

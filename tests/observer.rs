@@ -9,11 +9,11 @@ use std::time::Duration;
 use futures::future::ready;
 use futures::stream::{self, BoxStream};
 use futures::{FutureExt, StreamExt};
-use leasehold::backend::{Answered, Kind, LeaseRef, Released, Renew, Renewal};
+use leasehold::backend::{Answered, Backend, Kind, LeaseRef, Released, Renew, Renewal};
 use leasehold::observer::{Event, Observer, ReleaseOutcome, RequestOutcome, Source};
 use leasehold::{
     BackendError, Client, DistMutex, Error, ErrorKind, FencingToken, Guard, LossReason, MemoryBackend,
-    MutexOptions, SemaphoreOptions,
+    MutexOptions, SemaphoreOptions, Status, StoreState,
 };
 use support::intercept::{Intercept, Intercepted, Reply};
 use tokio::time::{advance, sleep};
@@ -361,6 +361,104 @@ impl Observer for Balance {
         balance.1 += waiting;
         assert!(balance.0 >= 0 && balance.1 >= 0, "an end comes after its beginning: {balance:?} {event:?}");
     }
+}
+
+/// An observer that is added later hears of the requests that begin from then on, and of nothing else.
+#[tokio::test(start_paused = true)]
+async fn an_observer_hears_no_end_of_which_it_did_not_hear_the_beginning() -> Result<(), Error> {
+    let client = Client::memory().with_mutex_options(MutexOptions::new().ttl(TTL));
+    let unobserved = client.mutex("unobserved")?.lock().await?;
+    let (client, first) = observed_on(client);
+    let (mutex, brief) = (client.mutex(NAME)?, client.mutex_options().max_hold(TTL));
+    let (held, lost) = (mutex.lock().await?, client.mutex_with("lost", brief)?.lock().await?);
+    let request = || {
+        let mutex = mutex.clone();
+        tokio::spawn(async move { mutex.lock().await })
+    };
+    let waiting = request();
+    settle().await;
+    let begun = ["acquired 1 store at once 0ns", "acquired 1 store at once 0ns", "waiting"];
+    assert_eq!(first.take(), begun);
+
+    let (client, second) = observed_on(client);
+    let later = request();
+    settle().await;
+    assert_eq!((first.take(), second.take()), (vec!["waiting".to_owned()], vec!["waiting".to_owned()]));
+    advance(5 * MS).await;
+    held.release().await?;
+    let waited = waiting.await.expect("no panic")?;
+    assert_eq!(first.take(), ["released passed_on 5ms", "acquired 1 client waited 5ms"]);
+    lost.lost().await;
+    // Renewals of what was acquired before it was added included.
+    assert_eq!(second.take(), Vec::<String>::new());
+    assert!(first.take().iter().any(|told| told.starts_with("renewal ")));
+    waited.release().await?;
+    let last = later.await.expect("no panic")?;
+    drop(unobserved);
+    last.release().await?;
+    assert_eq!(second.take(), ["acquired 1 store waited 3s", "released confirmed 0ns"]);
+    let released = |told: &&String| told.starts_with("released confirmed");
+    assert_eq!(first.take().iter().filter(released).count(), 2);
+    drop(client);
+    assert_eq!((first.take(), second.take()), (Vec::new(), Vec::new()), "a guard and a mutex are there");
+    drop((lost, mutex));
+    assert_eq!(
+        (first.take(), second.take()),
+        (vec!["store closed".to_owned()], vec!["store closed".to_owned()])
+    );
+    Ok(())
+}
+
+/// Is cut off while its state is subscribed to.
+#[derive(Debug)]
+struct CutOff;
+
+impl Intercept for CutOff {
+    fn state_changes(&self, store: &MemoryBackend) -> BoxStream<'static, StoreState> {
+        store.cut_off();
+        store.state_changes()
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_change_of_the_store_between_looking_at_it_and_watching_it_is_not_missed() {
+    let (client, told) = observed_on(Client::with_backend(Intercepted::new(&MemoryBackend::new(), CutOff)));
+    // From its first use on, a store in memory is watched.
+    drop(client.mutex(NAME).expect("valid").try_lock().now_or_never());
+    support::eventually(TTL, || ready(told.take() == ["store disconnected"])).await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn the_store_is_told_with_what_was_told_before() -> Result<(), Error> {
+    let told = Arc::new(Mutex::new(Vec::new()));
+    let observer = || {
+        let told = Arc::clone(&told);
+        Arc::new(move |event: &Event<'_>| {
+            if let Event::StoreState { state, previous, .. } = event {
+                let name = |status: Status| status.as_str();
+                told.lock().expect("no panic").push((previous.map(name), name(state.status)));
+            }
+        })
+    };
+    let next = async || {
+        support::eventually(TTL, || ready(!told.lock().expect("no panic").is_empty())).await;
+        std::mem::take(&mut *told.lock().expect("no panic"))
+    };
+    let link = Arc::new(MemoryBackend::new());
+    let backend: Arc<dyn Backend> = link.clone();
+    let client = Client::with_backend(backend).with_observer(observer());
+    assert_eq!(next().await, [(None, "connected")]);
+    client.mutex(NAME)?.lock().await?.release().await?;
+    link.cut_off();
+    assert_eq!(next().await, [(Some("connected"), "disconnected")]);
+    let client = client.with_observer(observer());
+    assert_eq!(next().await, [(None, "disconnected")]);
+    client.shutdown().await?;
+    assert_eq!(next().await, [(Some("disconnected"), "closed"); 2]);
+    drop(client.with_observer(observer()));
+    assert_eq!(next().await, [(None, "closed")]);
+    assert_eq!(*told.lock().expect("no panic"), []);
+    Ok(())
 }
 
 /// Tasks lock, wait, give up, drop, release and lose at random; afterwards, and whenever all of them wait, the sums are

@@ -53,6 +53,7 @@ impl Engine {
         // What takes longer ends on its own.
         let _ = timeout_at(end, self.backend.close()).await;
         self.abandoned.cancel();
+        self.observers.closed();
         left.map_or(Ok(()), |left| Err(self.error(left, "shutdown", None)))
     }
 }
@@ -74,5 +75,6 @@ impl Drop for Engine {
             return;
         }
         self.abandoned.cancel();
+        self.observers.closed();
     }
 }

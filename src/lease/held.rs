@@ -1,6 +1,7 @@
 //! A lease that is held: who has it, how long it may be trusted, and when it is renewed. No I/O, no clock.
 
 use std::mem;
+use std::sync::Arc;
 
 use tokio::time::Instant;
 
@@ -8,7 +9,7 @@ use super::deadline::Deadline;
 use crate::backend::BackendError;
 use crate::error::LossReason;
 use crate::fence::FencingToken;
-use crate::observer::Source;
+use crate::observer::{Audience, Observers, Source};
 
 /// A lease that is held.
 #[derive(Debug)]
@@ -18,8 +19,6 @@ pub(super) struct Held {
     pub(super) granted: FencingToken,
     /// When the client learned of the grant.
     pub(super) granted_at: Instant,
-    /// When the current hold began, if observers were told that.
-    pub(super) observed_since: Option<Instant>,
     hand: Hand,
 }
 
@@ -46,6 +45,22 @@ pub(super) struct Kept {
     pub(super) token: FencingToken,
     pub(super) deadline: Deadline,
     pub(super) renewal: LastRenewal,
+    /// Who was told that the current hold began, if anybody was.
+    pub(super) observed: Option<Observation>,
+}
+
+/// Whose observers were told that a hold began, and when it did.
+#[derive(Debug)]
+pub(super) struct Observation {
+    pub(super) observers: Arc<Observers>,
+    pub(super) audience: Audience,
+    pub(super) since: Instant,
+}
+
+impl Observation {
+    pub(super) fn audience(&self) -> (Arc<Observers>, Audience) {
+        (Arc::clone(&self.observers), self.audience)
+    }
 }
 
 /// The last renewal.
@@ -68,7 +83,7 @@ type Failure = Box<(Instant, BackendError)>;
 impl Held {
     /// A lease that was granted now.
     pub(super) const fn granted(kept: Kept, now: Instant) -> Self {
-        Self { granted: kept.token, kept, granted_at: now, observed_since: None, hand: Hand::Free }
+        Self { granted: kept.token, kept, granted_at: now, hand: Hand::Free }
     }
 
     /// When something is due next, for which the lease is scheduled from now on.
@@ -126,7 +141,7 @@ impl Held {
         self.kept.token = FencingToken::new(self.kept.token.get() + 1);
         self.kept.deadline.start_hold(now);
         self.hand = Hand::PassedOn;
-        self.observed_since = None;
+        self.kept.observed = None;
         self.kept.token
     }
 
@@ -162,6 +177,10 @@ impl Held {
 }
 
 impl Kept {
+    pub(super) const fn new(token: FencingToken, deadline: Deadline) -> Self {
+        Self { token, deadline, renewal: LastRenewal::Confirmed, observed: None }
+    }
+
     /// When something is due next: a renewal, or the end.
     pub(super) fn due(&self) -> Instant {
         self.next_renewal().unwrap_or_else(|| self.deadline.ends())

@@ -29,7 +29,7 @@ use crate::fence::FencingToken;
 use crate::handover::{Group, Queue, Queues, take_all_waiters, tokens, with_queue};
 use crate::hash::HashMap;
 use crate::home::Home;
-use crate::observer::{Observers, ReleaseOutcome};
+use crate::observer::{Audience, Observers, ReleaseOutcome};
 use crate::options::Settings;
 use crate::origin::Origin;
 use crate::runtime::spawn_on;
@@ -538,7 +538,7 @@ impl Keeper {
         hold: &Hold,
         now: Instant,
         keep_renewed: bool,
-        observed_since: Option<Instant>,
+        observed: Option<(Audience, Instant)>,
     ) -> Result<Option<PendingRelease>, LossReason> {
         let lease = &hold.lease;
         let lost_before = || {
@@ -565,9 +565,7 @@ impl Keeper {
             }
         };
         tracing::debug!(target: "leasehold::lease", name = %lease.name(), "passed on within the client");
-        if let Some(since) = observed_since {
-            self.tell_released(hold, now.saturating_duration_since(since), ReleaseOutcome::PassedOn);
-        }
+        self.tell_released(hold, observed, now, ReleaseOutcome::PassedOn);
         let token = next.token;
         if lease.is_capped() {
             self.file(lease);

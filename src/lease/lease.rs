@@ -14,7 +14,7 @@ use tokio_util::sync::CancellationToken;
 
 use super::deadline::{Deadline, GIVE_UP_AFTER, margin, moment_within};
 use super::ended::{LastRelease, Lost, Released};
-use super::held::{Held, Kept, LastRenewal};
+use super::held::{Held, Kept, LastRenewal, Observation};
 use super::known::Known;
 use super::queued::{Flight, LastAnswer, Queued};
 use crate::backend::{
@@ -23,7 +23,7 @@ use crate::backend::{
 use crate::error::{Error, LossReason};
 use crate::fence::FencingToken;
 use crate::handover::{Group, may_pass_on};
-use crate::observer::{Event, Observers, RenewalOutcome, Source};
+use crate::observer::{Audience, Event, Observers, RenewalOutcome, Source};
 use crate::options::Settings;
 
 /// How long waiting requests tolerate a store that does not answer: this, or four TTLs if that is longer.
@@ -40,8 +40,6 @@ pub(crate) struct Lease {
     group: Option<Group>,
     /// Cancelled when the lease is lost. Created when first requested.
     lost: OnceLock<CancellationToken>,
-    /// Those that were told of a hold of this lease, and are told what becomes of it.
-    observers: OnceLock<Arc<Observers>>,
     state: Mutex<State>,
 }
 
@@ -60,9 +58,18 @@ struct State {
     waiter: Option<oneshot::Sender<Message>>,
     /// Where the lease is filed in the keeper's schedule.
     filed: Option<Entry>,
-    /// The loss of an observed hold, until the mutex is free and the observers can be told: its token, how long it was
-    /// held, and why it was lost.
-    untold: Option<(FencingToken, Duration, LossReason)>,
+    /// The loss of an observed hold, until the mutex is free and the observers can be told.
+    untold: Option<Untold>,
+    /// Who was told of the renewal that was sent last, and is told of its answer.
+    renewal_told_to: Option<(Arc<Observers>, Audience)>,
+}
+
+#[derive(Debug)]
+struct Untold {
+    observed: Observation,
+    token: FencingToken,
+    held: Duration,
+    reason: LossReason,
 }
 
 #[derive(Debug)]
@@ -154,9 +161,9 @@ impl Lease {
             waiter: None,
             filed: None,
             untold: None,
+            renewal_told_to: None,
         };
-        let (lost, observers) = Default::default();
-        Arc::new(Self { request, terms, group, lost, observers, state: Mutex::new(state) })
+        Arc::new(Self { request, terms, group, lost: OnceLock::new(), state: Mutex::new(state) })
     }
 
     /// A lease that another client has acquired: it was renewed by a request sent at `sent`.
@@ -169,7 +176,7 @@ impl Lease {
     ) -> Arc<Self> {
         let lease = Self::new(request, terms, None);
         let deadline = Deadline::new(Arc::clone(&lease.terms), sent, now);
-        let kept = Kept { token, deadline, renewal: LastRenewal::Confirmed };
+        let kept = Kept::new(token, deadline);
         let mut state = lease.state.lock();
         state.phase = Phase::Held(Held::granted(kept, now));
         state.known = Known::Possible;
@@ -248,9 +255,11 @@ impl Lease {
         let outcome = change(&mut state);
         let untold = state.untold.take();
         drop(state);
-        if let (Some((token, held, reason)), Some(observers)) = (untold, self.observers.get()) {
+        if let Some(Untold { observed: Observation { observers, audience, .. }, token, held, reason }) =
+            untold
+        {
             let subject = observers.subject(self.resource());
-            observers.tell(&Event::Lost { subject, token, held, reason });
+            observers.tell(audience, &Event::Lost { subject, token, held, reason });
         }
         outcome
     }
@@ -373,7 +382,7 @@ impl Lease {
         let Phase::Queued(queued) = &state.phase else { return Outcome::Over };
         let is_revoked = queued.is_revoked(grant.token);
         let deadline = Deadline::new(Arc::clone(&self.terms), sent, now);
-        let kept = Kept { token: grant.token, deadline, renewal: LastRenewal::Confirmed };
+        let kept = Kept::new(grant.token, deadline);
         state.limit = grant.limit.or(state.limit);
         state.phase = Phase::Held(Held::granted(kept, now));
         if is_revoked {
@@ -657,9 +666,10 @@ impl Lease {
     /// Ends the lease as lost and notifies everything in this client that waits for that. The keeper releases it at the
     /// store when that is due.
     fn lose_locked(&self, state: &mut State, reason: LossReason, release: LastRelease) {
-        let Phase::Held(Held { kept, observed_since, .. }) = &mut state.phase else { return };
-        if let Some(since) = observed_since {
-            state.untold = Some((kept.token, since.elapsed(), reason));
+        let Phase::Held(Held { kept, .. }) = &mut state.phase else { return };
+        if let Some(observed) = kept.observed.take() {
+            let held = observed.since.elapsed();
+            state.untold = Some(Untold { observed, token: kept.token, held, reason });
         }
         let (token, renewal) = (kept.token, std::mem::take(&mut kept.renewal));
         let lost = Lost { token, reason, renewal, release };
@@ -805,25 +815,31 @@ impl Lease {
 
     /// The renewal request, which is sent `now`. `None` if the lease has ended.
     pub(super) fn renewal(&self, now: Instant) -> Option<Renew> {
-        let due = self.state.lock().phase.kept()?.deadline.renew_at();
-        if let Some(observers) = self.observers.get() {
+        let mut state = self.state.lock();
+        let kept = state.phase.kept()?;
+        let due = kept.deadline.renew_at();
+        let told_to = kept.observed.as_ref().map(Observation::audience);
+        state.renewal_told_to.clone_from(&told_to);
+        drop(state);
+        if let Some((observers, audience)) = told_to {
             let subject = observers.subject(self.resource());
             let late = due.map(|due| now.saturating_duration_since(due)).unwrap_or_default();
-            observers.tell(&Event::RenewalSent { subject, late });
+            observers.tell(audience, &Event::RenewalSent { subject, late });
         }
         Some(Renew::new(self.request.lease.clone(), self.terms.ttl))
     }
 
     /// Handles the answer to a renewal that was sent at `sent`. An error neither extends nor ends the lease.
     pub(super) fn renewed(&self, answer: Result<Renewal, BackendError>, sent: Instant, now: Instant) {
-        if let Some(observers) = self.observers.get() {
+        let told_to = self.state.lock().renewal_told_to.clone();
+        if let Some((observers, audience)) = told_to {
             let outcome = match &answer {
                 Ok(Renewal::Renewed) => RenewalOutcome::Renewed,
                 Ok(Renewal::Lost(_)) => RenewalOutcome::Gone,
                 Err(_) => RenewalOutcome::Failed,
             };
             let (subject, took) = (observers.subject(self.resource()), now.saturating_duration_since(sent));
-            observers.tell(&Event::RenewalAnswered { subject, took, outcome });
+            observers.tell(audience, &Event::RenewalAnswered { subject, took, outcome });
         }
         self.change(|state| self.renewed_locked(state, answer, sent, now));
     }
@@ -904,15 +920,20 @@ impl Hold {
         self.lease.resource()
     }
 
-    /// Observers have been told that it began, `now` or when the store granted it. Returns why it has been lost since
-    /// then, if it has, which they must be told as well.
-    pub(super) fn observe(&self, observers: &Arc<Observers>, now: Option<Instant>) -> Option<LossReason> {
-        self.lease.observers.get_or_init(|| Arc::clone(observers));
+    /// These observers have been told that it began, `now` or when the store granted it. Returns why it has been lost
+    /// since then, if it has, which they must be told as well.
+    pub(super) fn observe(
+        &self,
+        observers: &Arc<Observers>,
+        audience: Audience,
+        now: Option<Instant>,
+    ) -> Option<LossReason> {
         let mut state = self.lease.state.lock();
         if let Some(held) = state.held(self.token) {
             // One that was passed on began later than its grant.
             let began = now.or_else(|| (held.passes() == 0).then_some(held.granted_at));
-            held.observed_since = Some(began.unwrap_or_else(Instant::now));
+            let since = began.unwrap_or_else(Instant::now);
+            held.kept.observed = Some(Observation { observers: Arc::clone(observers), audience, since });
             return None;
         }
         match &state.phase {
@@ -921,9 +942,13 @@ impl Hold {
         }
     }
 
-    /// When it began, if observers were told that.
-    pub(super) fn observed_since(&self) -> Option<Instant> {
-        self.lease.state.lock().held(self.token)?.observed_since
+    /// When it ends unless it is renewed, if it has not ended; which observers were told that it began, if any were, and
+    /// when it did.
+    pub(super) fn ends_and_observed(&self) -> (Option<Instant>, Option<(Audience, Instant)>) {
+        let mut state = self.lease.state.lock();
+        let Some(Held { kept, .. }) = state.held(self.token) else { return (None, None) };
+        let observed = kept.observed.as_ref().map(|observed| (observed.audience, observed.since));
+        (Some(kept.deadline.ends()), observed)
     }
 
     /// Why it is lost, if it is.

@@ -30,7 +30,7 @@ use super::release_queue::{LAST_RELEASES, MAX_RELEASES, Patience, PendingRelease
 use crate::backend::{BackendError, LeaseRef, Released, Renew, Renewal};
 use crate::background;
 use crate::error::{Error, LossReason};
-use crate::observer::ReleaseOutcome;
+use crate::observer::{Audience, ReleaseOutcome};
 use crate::runtime::spawn_on;
 
 /// The pause before a release that was not confirmed is sent again.
@@ -93,14 +93,11 @@ impl Keeper {
         if self.origin.is_elsewhere() {
             return;
         }
-        let (now, observed_since) = (Instant::now(), self.observed_since(hold));
-        let Ok(Some(pending)) = self.leave(hold, permits, false, now, observed_since) else { return };
+        let (now, observed) = (Instant::now(), self.observed(hold));
+        let Ok(Some(pending)) = self.leave(hold, permits, false, now, observed) else { return };
         if pending.keep == 0 {
             hold.finish();
-            if let Some(since) = observed_since {
-                let held = now.saturating_duration_since(since);
-                self.tell_released(hold, held, ReleaseOutcome::InBackground);
-            }
+            self.tell_released(hold, observed, now, ReleaseOutcome::InBackground);
             tracing::debug!(target: "leasehold::lease", name = %hold.name(), token = hold.token.get(), "guard dropped, release queued");
         }
         self.queue_release(pending);
@@ -111,21 +108,20 @@ impl Keeper {
         self.check_process("release", Some(hold.name()))?;
         let lease = &hold.lease;
         let now = Instant::now();
-        let ends = hold.ends().unwrap_or(now);
+        let (ends, observed) = hold.ends_and_observed();
+        let ends = ends.unwrap_or(now);
         let is_renewed = ends < now + ENDS_SOON;
-        let observed_since = self.observed_since(hold);
-        let left = self
-            .leave(hold, permits, is_renewed, now, observed_since)
-            .map_err(|reason| hold.loss_error(reason))?;
+        let left =
+            self.leave(hold, permits, is_renewed, now, observed).map_err(|reason| hold.loss_error(reason))?;
         let released = || {
             tracing::debug!(target: "leasehold::lease", name = %hold.name(), token = hold.token.get(), "released");
             Ok(())
         };
         let Some(pending) = left else { return released() };
         let is_part = pending.keep > 0;
-        let held = observed_since.map(|since| now.saturating_duration_since(since)).filter(|_| !is_part);
-        let mut told = held.map(|held| {
-            guard(ReleaseOutcome::InBackground, move |outcome| self.tell_released(hold, held, outcome))
+        let mut told = observed.filter(|_| !is_part).map(|observed| {
+            let tell = move |outcome| self.tell_released(hold, Some(observed), now, outcome);
+            guard(ReleaseOutcome::InBackground, tell)
         });
         // When the release is over or dropped, all that wait for the end of the hold are notified.
         let _finishing = (!is_part).then(|| guard(hold, Hold::finish));
@@ -159,9 +155,9 @@ impl Keeper {
                     self.file(lease);
                 } else {
                     lease.found_lost(hold.token, reason);
-                    if let (Some(held), Some(told)) = (held, told.take()) {
+                    if let Some(told) = told.take() {
                         ScopeGuard::into_inner(told);
-                        self.tell_lost(hold, held, reason);
+                        self.tell_lost(hold, observed, now, reason);
                     }
                 }
                 Err(hold.loss_error(reason))
@@ -197,12 +193,12 @@ impl Keeper {
         permits: u32,
         keep_renewed: bool,
         now: Instant,
-        observed_since: Option<Instant>,
+        observed: Option<(Audience, Instant)>,
     ) -> Result<Option<PendingRelease>, LossReason> {
         match hold.lease.leave(hold.token, permits, now)? {
             // Other guards keep all of a lock.
             None => Ok(None),
-            Some(0) => self.pass_on(hold, now, keep_renewed, observed_since),
+            Some(0) => self.pass_on(hold, now, keep_renewed, observed),
             Some(keep) => {
                 Ok(Some(PendingRelease { keep, ..PendingRelease::of(&hold.lease, hold.lease.take_known()) }))
             }

@@ -49,7 +49,7 @@ impl Keeper {
     pub(crate) fn hand_over(&self, hold: &Hold, permits: u32) -> Result<HandedOver, Error> {
         self.check_process("hand over", Some(hold.name()))?;
         self.check_resumable()?;
-        let (lease, now, since) = (&hold.lease, Instant::now(), self.observed_since(hold));
+        let (lease, now, observed) = (&hold.lease, Instant::now(), self.observed(hold));
         let next = match lease.group() {
             Some(group) => self.queue(group, |queue| {
                 lease.give_away(hold.token, now).map(|()| self.replacements_for(lease, queue))
@@ -67,9 +67,7 @@ impl Keeper {
         self.forget(lease.id());
         hold.finish();
         self.request(next);
-        if let Some(since) = since {
-            self.tell_released(hold, now.saturating_duration_since(since), ReleaseOutcome::HandedOver);
-        }
+        self.tell_released(hold, observed, now, ReleaseOutcome::HandedOver);
         tracing::debug!(name = %hold.name(), token = hold.token.get(), "handed over by a ticket");
         let Settings { ttl, renewal_period, max_hold, .. } = **lease.terms();
         // No lease that comes from elsewhere is passed on within a client.

@@ -11,7 +11,7 @@ use leasehold::backend::{
     Answer, Answered, Backend, Capabilities, Detail, Event, LeaseId, LeaseRef, Limit, Released, Renew,
     Request, Resource,
 };
-use leasehold::{BackendError, Inspection, MemoryBackend};
+use leasehold::{BackendError, Inspection, MemoryBackend, StoreState};
 
 pub(crate) type Reply<'a, T> = BoxFuture<'a, Result<T, BackendError>>;
 
@@ -40,6 +40,10 @@ pub(crate) trait Intercept: fmt::Debug + Send + Sync + 'static {
         detail: Detail,
     ) -> Reply<'a, Inspection> {
         store.inspect(resource, detail)
+    }
+
+    fn state_changes(&self, store: &MemoryBackend) -> BoxStream<'static, StoreState> {
+        store.state_changes()
     }
 
     fn close<'a>(&'a self, store: &'a MemoryBackend) -> BoxFuture<'a, ()> {
@@ -111,6 +115,14 @@ impl<I: Intercept> Backend for Intercepted<I> {
 
     fn capabilities(&self) -> &Capabilities {
         self.store.capabilities()
+    }
+
+    fn state(&self) -> StoreState {
+        self.store.state()
+    }
+
+    fn state_changes(&self) -> BoxStream<'static, StoreState> {
+        self.interceptor.state_changes(&self.store)
     }
 
     fn close(&self) -> BoxFuture<'_, ()> {
