@@ -49,13 +49,13 @@ const LEASE: Duration = Duration::from_secs(2);
 /// Of those that are not killed: no machine stands still for so long.
 const LASTING: Duration = Duration::from_secs(30);
 
-async fn connect(url: &str, ttl: Duration) -> Client {
-    let client = Client::connect(url).await.expect("the store can be used");
-    client.with_mutex_options(MutexOptions::new().ttl(ttl))
+fn connect(url: &str, ttl: Duration) -> Client {
+    // Many that start at the same time may take longer than `connect` allows.
+    Client::connect_lazy(url).expect("a URL").with_mutex_options(MutexOptions::new().ttl(ttl))
 }
 
-async fn election(url: &str, ttl: Duration) -> Election {
-    connect(url, ttl).await.election("reports").expect("valid")
+fn election(url: &str, ttl: Duration) -> Election {
+    connect(url, ttl).election("reports").expect("valid")
 }
 
 // Workers
@@ -64,7 +64,7 @@ async fn election(url: &str, ttl: Duration) -> Election {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn leading_worker() {
     let Some(url) = worker_args() else { return };
-    let leadership = election(&url, LEASE).await.campaign("worker").await.expect("it leads");
+    let leadership = election(&url, LEASE).campaign("worker").await.expect("it leads");
     say(&format!("held {}", leadership.token()));
     pending::<()>().await;
 }
@@ -75,7 +75,7 @@ async fn running_worker() {
     let Some(args) = worker_args() else { return };
     let (number, url) = args.split_once(' ').expect("a number and a URL");
     let choice = if number == "1" { OnDeadRunner::LeaveOut } else { OnDeadRunner::RunAgain };
-    let schedule = schedule(&connect(url, LEASE).await, choice);
+    let schedule = schedule(&connect(url, LEASE), choice);
     let job = async |tick: Tick| {
         say(&format!("held {}", tick.token));
         pending::<()>().await;
@@ -89,9 +89,7 @@ async fn incrementing_worker() {
     let Some(args) = worker_args() else { return };
     let (register, url) = args.split_once(' ').expect("an address and a URL");
     let me = process::id();
-    // Forty that start at the same time may take longer than `connect` allows.
-    let client = Client::connect_lazy(url).expect("a URL").with_mutex_options(MutexOptions::new().ttl(BRIEF));
-    let election = client.election("reports").expect("valid");
+    let election = election(url, BRIEF);
     say("campaigns");
     let job = async |leader: Leader| increment(register, leader.token.get(), me).await;
     let outcome = election.run(&me.to_string(), job).await;
@@ -131,7 +129,7 @@ async fn keeps_its_promises(store: &str, url: &str) {
 async fn a_killed_leader_is_replaced_within_its_ttl(store: &str, url: &str) {
     let mut worker = Worker::start("leading_worker", url);
     let first = worker.held().await;
-    let (candidate, watcher) = (election(url, LEASE).await, election(url, LEASE).await);
+    let (candidate, watcher) = (election(url, LEASE), election(url, LEASE));
     let mut leaders = watcher.observe();
     let seen = within(SOON, leaders.next()).await.flatten().expect("the worker leads");
     assert_eq!((&*seen.value, seen.token), ("worker", first), "{store}");
@@ -159,7 +157,7 @@ async fn a_killed_leader_is_replaced_within_its_ttl(store: &str, url: &str) {
 /// With a TTL of which not even a third passes.
 async fn the_next_one_leads_at_once_after_a_resignation(store: &str, url: &str) {
     const LONG: Duration = Duration::from_secs(60);
-    let (one, two) = (election(url, LONG).await, election(url, LONG).await);
+    let (one, two) = (election(url, LONG), election(url, LONG));
     let mut times = Vec::new();
     for round in 0..5 {
         let leadership = within(SOON, one.campaign("one")).await.expect("it leads");
@@ -167,7 +165,7 @@ async fn the_next_one_leads_at_once_after_a_resignation(store: &str, url: &str) 
             let two = two.clone();
             async move { (two.campaign("two").await, Instant::now()) }
         });
-        let queue = Client::connect(url).await.expect("the store can be used");
+        let queue = Client::connect_lazy(url).expect("a URL");
         let queue = queue.mutex_with("reports", MutexOptions::new().prefix("election:")).expect("valid");
         eventually(SOON, || async { queue.inspect().await.is_ok_and(|now| now.waiters.len() == 1) }).await;
         let resigned = Instant::now();
@@ -208,7 +206,7 @@ async fn a_tick_whose_runner_was_killed_is_run_again_or_left_out(store: &str, ur
     assert_eq!(next_run(left_out, store, url, 1, OnDeadRunner::LeaveOut).await, None);
     // It is remembered that these were run, or at least begun, and that they are not to be run again.
     for (number, choice) in [(0, OnDeadRunner::RunAgain), (1, OnDeadRunner::LeaveOut)] {
-        let once = schedule(&connect(url, LEASE).await, choice);
+        let once = schedule(&connect(url, LEASE), choice);
         assert_eq!(
             once.try_run_tick(number, async |_| ()).await.expect("answered"),
             None,
@@ -226,7 +224,7 @@ async fn next_run(
     choice: OnDeadRunner,
 ) -> Option<u64> {
     let first = worker.held().await;
-    let once = schedule(&connect(url, LEASE).await, choice);
+    let once = schedule(&connect(url, LEASE), choice);
     worker.kill();
     let begun = Instant::now();
     let ran = within(LEASE + SOON, once.try_run_tick(number, async |tick| tick)).await.expect("answered");
@@ -247,7 +245,7 @@ async fn schedulers_run_each_tick_once(url: &str) {
         .expect("not that late");
     let mut schedulers = Vec::new();
     for off in [2_500, 900, 0, -1_700] {
-        let client = connect(url, LASTING).await;
+        let client = connect(url, LASTING);
         let once = schedule_called("clocks", &client, OnDeadRunner::RunAgain, off);
         let log = Arc::clone(&log);
         let run = tokio::spawn(async move {

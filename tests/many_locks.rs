@@ -808,7 +808,7 @@ async fn a_ticket_is_resumed_by_another_process(store: Store) {
 // Faults of the store
 
 /// A server that a test can stop and start.
-trait Server {
+trait Server: Send + Sync {
     fn restart(&mut self);
     fn pause(&self);
     fn resume(&self);
@@ -878,7 +878,9 @@ async fn holders_that_are_paused_are_told_that_others_have_their_locks(store: &S
 }
 
 /// Asks until the store answers again.
-async fn answered<T>(ask: impl AsyncFn() -> Result<T, Error>) -> T {
+async fn answered<T: Send, F: Future<Output = Result<T, Error>> + Send>(
+    ask: impl Fn() -> F + Send + Sync,
+) -> T {
     let asking = async {
         loop {
             match ask().await {
@@ -901,8 +903,8 @@ async fn what_is_held_outlives_a_restart(server: &mut impl Server, store: &Store
     let granted = Granted::default();
     let mut waiting = queue_up(&locks, &["r1", "w2"], &granted).await.into_iter();
     server.restart();
-    assert!(answered(async || locks[1].try_read().await).await.is_none(), "others wait");
-    assert!(answered(async || others.try_lock().await).await.is_none());
+    assert!(answered(|| locks[1].try_read()).await.is_none(), "others wait");
+    assert!(answered(|| others.try_lock()).await.is_none());
     assert!(writer.is_held() && guards.is_held());
     let token = writer.token();
     let reader = writer.downgrade().await.expect("held");
@@ -939,10 +941,7 @@ async fn a_downgrade_during_an_outage_loses_nothing_and_lets_no_writer_in(
     let first = within(SOON * 2, waiting.next().expect("two")).await.expect("no panic");
     assert_eq!(granted.lock().iter().map(|(name, _)| *name).collect::<Vec<_>>(), ["r1"]);
     assert!(reader.is_held() && first.token() > token);
-    assert!(
-        answered(async || locks[1].inspect().await).await.in_use == 2,
-        "the writer waits for two readers"
-    );
+    assert!(answered(|| locks[1].inspect()).await.in_use == 2, "the writer waits for two readers");
     reader.release().await.expect("held to the end");
     first.release().await;
     within(SOON * 2, waiting.next().expect("two")).await.expect("no panic").release().await;
@@ -976,7 +975,7 @@ async fn a_stalled_connection_loses_its_locks_before_others_get_them(server: &Re
     proxy.resume();
     drop((writer, guards));
     // The late renewals and releases change nothing for those that hold now.
-    drop(answered(async || locks[0].inspect().await).await);
+    drop(answered(|| locks[0].inspect()).await);
     assert!(next_writer.is_held() && next_guards.is_held());
     next_writer.release().await.expect("held");
     next_guards.release().await.expect("held");
