@@ -35,7 +35,6 @@ use indicatif::{ProgressBar, ProgressStyle};
 mod common;
 mod strategies;
 
-use common::plot::{self, Axis, Series};
 use common::turns::Spread;
 use common::{Place, Result, median, table};
 use strategies::{Figures, Job, MemoryJob, Race, Strategy, memory_per_waiter};
@@ -115,7 +114,6 @@ async fn bench(options: &Options) -> Result<()> {
     if options.parts.contains(&Part::Closed) {
         let cells = measure(port, &options.closed_races()).await?;
         print(&cells);
-        plots(options, &cells)?;
         claims.closed(&cells);
     }
     if options.parts.contains(&Part::Turns) {
@@ -247,44 +245,6 @@ fn print(cells: &[Cell]) {
 
 fn or_dash(text: Option<String>) -> String {
     text.unwrap_or_else(|| "-".to_owned())
-}
-
-/// For each section, results by number of waiters.
-fn plots(options: &Options, cells: &[Cell]) -> Result<()> {
-    let mut sections: Vec<_> = cells.iter().map(|cell| cell.race.section).collect();
-    sections.dedup();
-    for section in sections {
-        let cells = || cells.iter().filter(|cell| cell.race.section == section);
-        let plot = |what: &str, label: &'static str, value: fn(&Figures) -> f64| -> Result<()> {
-            let Some(file) = options.place.plot(&format!("contended-{what}-{}ms", section.as_millis()))?
-            else {
-                return Ok(());
-            };
-            let series: Vec<_> = options.strategies().iter().map(|&s| series(s, cells(), value)).collect();
-            let title = format!("{label}, sections of {} ms", section.as_millis());
-            plot::lines(
-                &file,
-                &title,
-                Axis { label: "waiters", log: true },
-                Axis { label, log: true },
-                &series,
-            )
-        };
-        plot("throughput", "hand-overs per second", |figures| figures.per_second)?;
-        plot("wait", "wait p99, ms", |figures| figures.wait.p99 / 1000.0)?;
-        plot("commands", "commands per acquisition", |figures| figures.commands)?;
-    }
-    Ok(())
-}
-
-fn series<'a>(
-    strategy: Strategy,
-    cells: impl Iterator<Item = &'a Cell>,
-    value: fn(&Figures) -> f64,
-) -> Series {
-    let own = cells.filter(|cell| cell.race.strategy == strategy);
-    let points = own.map(|cell| (cell.race.waiters as f64, value(&cell.figures))).collect();
-    Series { name: strategy.name().to_owned(), points }
 }
 
 /// What a figure is compared with.

@@ -24,7 +24,6 @@ use tokio::time::{MissedTickBehavior, interval};
 
 mod common;
 use common::guards::{give_back, processor_time, take};
-use common::plot::{Axis, bars};
 use common::{Bare, Place, Raw, Result, micros, table, timed, url};
 
 #[derive(Parser)]
@@ -51,7 +50,6 @@ async fn main() -> Result<()> {
     if options.place.choose(true, false) {
         println!("{}", goals(&costs));
     }
-    draw(&options.place, &costs)?;
     Ok(bench.client.shutdown().await?)
 }
 
@@ -174,16 +172,6 @@ fn goals(costs: &[Cost]) -> Table {
         table.add_row([what, &measured, goal, verdict]);
     }
     table
-}
-
-fn draw(place: &Place, costs: &[Cost]) -> Result<()> {
-    let Some(file) = place.plot("guards-ping")? else { return Ok(()) };
-    let labels: Vec<_> = costs.iter().map(|cost| format!("{} guards", cost.guards)).collect();
-    let series = [("p50", 0.5), ("p99", 0.99), ("max", 1.0)].map(|(name, quantile)| {
-        (name.to_owned(), costs.iter().map(|cost| micros(&cost.pings, quantile)).collect())
-    });
-    let y = Axis { label: "PING, microseconds", log: true };
-    bars(&file, "Round trips beside guards that are renewed", y, &labels, &series)
 }
 
 /// Resident memory of this process, in bytes.

@@ -39,7 +39,6 @@ mod market;
 #[path = "marketplace/methods.rs"]
 mod methods;
 
-use common::plot::{Axis, bars};
 use common::{Bare, Place, Result, table, url};
 use market::{Market, buyer_name};
 use methods::{Access, Attempt, Exclusion, Method};
@@ -104,7 +103,7 @@ async fn main() -> Result<()> {
     progress.finish_and_clear();
     println!("{}", summary(&outcomes));
     println!("Money, items, listings and purchases add up in all {} rounds.", outcomes.len());
-    draw(&options.place, &outcomes, length)
+    Ok(())
 }
 
 impl Round {
@@ -268,28 +267,4 @@ fn summary(outcomes: &[Outcome]) -> Table {
         ]);
     }
     table
-}
-
-fn draw(place: &Place, outcomes: &[Outcome], length: Duration) -> Result<()> {
-    let labels = TRADERS.map(|(sellers, buyers)| format!("{sellers} x {buyers}"));
-    let series = |figure: &dyn Fn(&Tally) -> f64| {
-        let of_method = |method: usize| outcomes.iter().skip(method).step_by(Method::ALL.len());
-        let values = |method| of_method(method).map(|outcome| figure(&outcome.bought)).collect();
-        Method::ALL
-            .iter()
-            .enumerate()
-            .map(|(n, method)| (method.name().to_owned(), values(n)))
-            .collect::<Vec<_>>()
-    };
-    if let Some(file) = place.plot("marketplace-bought")? {
-        let rate = series(&|tally| tally.done as f64 / length.as_secs_f64());
-        let y = Axis { label: "items bought per second", log: false };
-        bars(&file, "Marketplace, sellers x buyers: purchases", y, &labels, &rate)?;
-    }
-    if let Some(file) = place.plot("marketplace-wait")? {
-        let y = Axis { label: "99th percentile of the wait, ms", log: true };
-        let title = "Marketplace, sellers x buyers: from wanting to buy until bought";
-        bars(&file, title, y, &labels, &series(&Tally::p99_ms))?;
-    }
-    Ok(())
 }

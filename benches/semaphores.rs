@@ -35,7 +35,6 @@ use uuid::Uuid;
 
 mod common;
 
-use common::plot::{self, Axis};
 use common::turns::{Contender, Held, Spread, Turn, now, waits};
 use common::{Bare, Place, Raw, Result, median, table, url};
 
@@ -109,7 +108,6 @@ async fn main() -> Result<()> {
     let Some((port, _server)) = options.place.server("the cost of a semaphore") else { return Ok(()) };
     let cells = options.measure(port).await?;
     print(&cells);
-    options.plots(&cells)?;
     if options.place.choose(true, false) {
         compare(&cells);
     }
@@ -167,23 +165,6 @@ impl Options {
                 Ok(figures)
             }
         })
-    }
-
-    fn plots(&self, cells: &[Cell]) -> Result<()> {
-        let labels: Vec<_> = self.tasks().iter().map(|tasks| format!("{tasks} tasks")).collect();
-        let plot = |what: &str, label: &'static str, log, value: fn(&Figures) -> f64| -> Result<()> {
-            let Some(file) = self.place.plot(&format!("semaphores-{what}"))? else { return Ok(()) };
-            let values = |kind: Kind| {
-                let own = cells.iter().filter(|cell| cell.kind == kind);
-                (kind.name().to_owned(), own.map(|cell| cell.median(value)).collect())
-            };
-            let series: Vec<_> = self.kinds().iter().copied().map(values).collect();
-            let title = format!("Semaphores of {}: {label}", self.limit);
-            plot::bars(&file, &title, Axis { label, log }, &labels, &series)
-        };
-        plot("throughput", "acquisitions per second", false, |figures| figures.per_second)?;
-        plot("wait", "wait p99, ms", true, |figures| figures.wait.p99 / 1000.0)?;
-        plot("commands", "commands per acquisition", true, |figures| figures.commands)
     }
 }
 

@@ -50,7 +50,6 @@ mod zookeeper;
 mod zookeeper_wire;
 
 use common::guards::{give_back, processor_time, take};
-use common::plot::{Axis, bars};
 use common::turns::{Contender, Spread};
 use common::{LEASE, Ours, Place, Polling, Result, micros, table, timed};
 use etcd::WatchedPredecessor;
@@ -112,7 +111,7 @@ async fn main() -> Result<()> {
     if options.place.choose(true, false) {
         println!("{}", goals(&options, &measured));
     }
-    draw(&options, &measured)
+    Ok(())
 }
 
 impl Options {
@@ -382,19 +381,4 @@ fn goals(options: &Options, measured: &[Measured]) -> Table {
         add(format!("{name}: hand-overs/s, 100 clients against 16"), slower, (">=", 0.5));
     }
     table
-}
-
-fn draw(options: &Options, measured: &[Measured]) -> Result<()> {
-    let Some(file) = options.place.plot("stores")? else { return Ok(()) };
-    let labels: Vec<_> = measured.iter().map(|measured| measured.store.name().to_owned()).collect();
-    let in_commits = |of: &dyn Fn(&Lock) -> f64| -> Vec<f64> {
-        measured.iter().map(|measured| of(measured.ours()) / measured.ours().commit).collect()
-    };
-    let mut series = vec![("lock + release".to_owned(), in_commits(&|lock| lock.pair))];
-    for (index, clients) in options.clients().iter().enumerate() {
-        let hand_over = |lock: &Lock| lock.raced[index].hand_over.map_or(f64::NAN, |spread| spread.p50);
-        series.push((format!("hand-over, {clients} clients"), in_commits(&hand_over)));
-    }
-    let y = Axis { label: "in commits of the store", log: false };
-    bars(&file, "What a lock costs on each store", y, &labels, &series)
 }

@@ -25,7 +25,6 @@ use rslock::LockManager;
 use tokio::task::JoinSet;
 
 mod common;
-use common::plot::{Axis, bars};
 use common::{Bare, Place, Result, median, micros, table, timed, url};
 
 /// Pairs of one kind measured before the next kind's turn.
@@ -65,8 +64,6 @@ async fn main() -> Result<()> {
     if options.place.choose(true, false) {
         println!("{}", goals(&main, &spawned, &rates));
     }
-    main.draw(&options.place)?;
-    draw_rates(&options.place, &rates)?;
     Ok(libraries.client.shutdown().await?)
 }
 
@@ -204,17 +201,6 @@ impl Times {
         }
         table
     }
-
-    fn draw(&self, place: &Place) -> Result<()> {
-        let Some(file) = place.plot("uncontended-one-task")? else { return Ok(()) };
-        let series = [0.5, 0.9].map(|quantile| {
-            let values = self.0.iter().map(|time| micros(time, quantile)).collect();
-            (format!("p{:.0}", quantile * 100.0), values)
-        });
-        let labels = ["bare recipe", "rslock", "lock + release", "lock + drop", "PING"].map(str::to_owned);
-        let y = Axis { label: "microseconds", log: false };
-        bars(&file, "One task, a lock that nobody else wants", y, &labels, &series)
-    }
 }
 
 /// Pairs per second, by library, round by round.
@@ -292,18 +278,6 @@ fn rates_table(all: &[Rates]) -> Table {
         ]);
     }
     table
-}
-
-fn draw_rates(place: &Place, all: &[Rates]) -> Result<()> {
-    let Some(file) = place.plot("uncontended-many-tasks")? else { return Ok(()) };
-    let labels = TASKS.map(|tasks| format!("{tasks} tasks"));
-    let series: Vec<_> = Libraries::NAMES
-        .iter()
-        .enumerate()
-        .map(|(library, name)| ((*name).to_owned(), all.iter().map(|rates| rates.median(library)).collect()))
-        .collect();
-    let y = Axis { label: "pairs per second", log: false };
-    bars(&file, "Many tasks, each with a lock that nobody else wants", y, &labels, &series)
 }
 
 /// The goals.

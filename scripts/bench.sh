@@ -1,12 +1,12 @@
 #!/usr/bin/env bash
-# Runs every benchmark, one after another, and keeps their output under target/bench and their plots under docs/plots.
+# Runs every benchmark, one after another, and keeps their output under target/bench; benches/README.md says how it becomes a picture.
 #
 # Needs cargo, valgrind, and the servers that scripts/install.sh installs; every benchmark starts its own. Takes about 40 minutes, during
 # which the machine should do nothing else. Arguments, if any, name the benchmarks to run.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
-mkdir -p target/bench docs/plots
+mkdir -p target/bench
 {
     date -u +%F
     rustc --version
@@ -20,7 +20,5 @@ cargo bench -p leasehold-benches --no-run
 [[ $# -gt 0 ]] || set -- uncontended instructions contended semaphores guards marketplace clients redlock stores micro
 for name in "$@"; do
     printf '\n== %s\n' "$name"
-    plots=(--plots "$PWD/docs/plots")
-    case $name in micro | instructions | clients | redlock) plots=() ;; esac
-    cargo bench --quiet -p leasehold-benches --bench "$name" -- "${plots[@]}" | tee "target/bench/$name.txt"
+    cargo bench --quiet -p leasehold-benches --bench "$name" | tee "target/bench/$name.txt"
 done

@@ -129,6 +129,17 @@ pub mod tower;
 pub use backend::memory::MemoryBackend;
 pub use backend::state::{Finding, NodeState, Severity, Status, StoreState};
 #[cfg(any(feature = "_records", feature = "_redis"))]
+#[cfg_attr(
+    docsrs,
+    doc(cfg(any(
+        feature = "etcd",
+        feature = "fred",
+        feature = "mysql",
+        feature = "postgres",
+        feature = "redis-rs",
+        feature = "zookeeper"
+    )))
+)]
 pub use backend::tls::TlsOptions;
 pub use backend::types::{Holder, Inspection, MAX_TTL, MIN_TTL, NodeInspection, Waiter};
 pub use client::{Client, ClientBuilder};
@@ -155,6 +166,13 @@ pub use semaphore::CountingSemaphore;
 pub use ticket::LeaseTicket;
 
 /// The store on one Redis or Valkey server, a primary that Sentinel names, or a cluster.
+///
+/// ```
+/// // More than a URL can say: `RedisBackend::builder`.
+/// let client = leasehold::Client::connect_lazy("redis://127.0.0.1:6379")?;
+/// # drop(client);
+/// # Ok::<(), leasehold::Error>(())
+/// ```
 #[cfg(feature = "_redis")]
 #[cfg_attr(docsrs, doc(cfg(any(feature = "fred", feature = "redis-rs"))))]
 pub mod redis {
@@ -162,6 +180,13 @@ pub mod redis {
 }
 
 /// The store on a majority of several independent Redis servers.
+///
+/// ```
+/// // More than a URL can say: `RedlockBackend::builder`.
+/// let client = leasehold::Client::connect_lazy("redlock://10.0.0.7,10.0.0.8,10.0.0.9")?;
+/// # drop(client);
+/// # Ok::<(), leasehold::Error>(())
+/// ```
 #[cfg(feature = "_redis")]
 #[cfg_attr(docsrs, doc(cfg(any(feature = "fred", feature = "redis-rs"))))]
 pub mod redlock {
@@ -169,30 +194,65 @@ pub mod redlock {
 }
 
 /// The store in an SQLite file.
+///
+/// ```
+/// // More than a URL can say: `SqliteBackend::builder`.
+/// let client = leasehold::Client::connect_lazy("sqlite:locks.db")?;
+/// # drop(client);
+/// # Ok::<(), leasehold::Error>(())
+/// ```
 #[cfg(feature = "sqlite")]
 pub mod sqlite {
     pub use crate::backend::sqlite::{SCHEMA, SqliteBackend, SqliteBuilder, Synchronous};
 }
 
 /// The store in a table of a PostgreSQL database.
+///
+/// ```
+/// // More than a URL can say: `PostgresBackend::builder`.
+/// let client = leasehold::Client::connect_lazy("postgres://app@db.example/app")?;
+/// # drop(client);
+/// # Ok::<(), leasehold::Error>(())
+/// ```
 #[cfg(feature = "postgres")]
 pub mod postgres {
     pub use crate::backend::postgres::{PostgresBackend, PostgresBuilder, SCHEMA};
 }
 
 /// The store in a table of a MySQL or MariaDB database.
+///
+/// ```
+/// // More than a URL can say: `MysqlBackend::builder`.
+/// let client = leasehold::Client::connect_lazy("mysql://app@db.example/app")?;
+/// # drop(client);
+/// # Ok::<(), leasehold::Error>(())
+/// ```
 #[cfg(feature = "mysql")]
 pub mod mysql {
     pub use crate::backend::mysql::{MysqlBackend, MysqlBuilder, MysqlPush, SCHEMA};
 }
 
 /// The store in an etcd cluster.
+///
+/// ```
+/// // More than a URL can say: `EtcdBackend::builder`.
+/// let client = leasehold::Client::connect_lazy("etcd://10.0.0.7,10.0.0.8,10.0.0.9")?;
+/// # drop(client);
+/// # Ok::<(), leasehold::Error>(())
+/// ```
 #[cfg(feature = "etcd")]
 pub mod etcd {
     pub use crate::backend::etcd::{EtcdBackend, EtcdBuilder};
 }
 
 /// The store in the nodes of a ZooKeeper server or ensemble.
+///
+/// ```
+/// // More than a URL can say: `ZookeeperBackend::builder`.
+/// let client = leasehold::Client::connect_lazy("zookeeper://10.0.0.7,10.0.0.8,10.0.0.9")?;
+/// # drop(client);
+/// # Ok::<(), leasehold::Error>(())
+/// ```
 #[cfg(feature = "zookeeper")]
 pub mod zookeeper {
     pub use crate::backend::zookeeper::{ZookeeperBackend, ZookeeperBuilder};

@@ -1,4 +1,4 @@
-//! What the benchmarks share: a server, the bare recipe, worker processes, tables, plots.
+//! What the benchmarks share: a server, the bare recipe, worker processes, tables.
 
 // Every bench includes all of it and uses a part.
 #![allow(dead_code, unused_imports)]
@@ -6,7 +6,6 @@
 mod bare;
 pub(crate) mod guards;
 mod ours;
-pub(crate) mod plot;
 pub(crate) mod polling;
 #[path = "../../tests/support/mod.rs"]
 pub(crate) mod support;
@@ -14,8 +13,6 @@ pub(crate) mod turns;
 pub(crate) mod workers;
 
 use std::error::Error;
-use std::fs;
-use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
 use clap::Args;
@@ -43,9 +40,6 @@ pub(crate) struct Place {
     /// Given by `cargo bench`; without it, as under `cargo test`, one short round shows that everything works.
     #[arg(long, hide = true)]
     bench: bool,
-    /// A directory to write plots of the figures to, as SVG.
-    #[arg(long, value_name = "DIR")]
-    plots: Option<PathBuf>,
 }
 
 impl Place {
@@ -61,13 +55,6 @@ impl Place {
     /// `full` for a measurement, `short` for a round that only shows that it works.
     pub(crate) fn choose<T>(&self, full: T, short: T) -> T {
         if self.bench { full } else { short }
-    }
-
-    /// Where to write a plot, if plots are wanted.
-    pub(crate) fn plot(&self, name: &str) -> Result<Option<PathBuf>> {
-        let Some(dir) = &self.plots else { return Ok(None) };
-        fs::create_dir_all(dir)?;
-        Ok(Some(dir.join(name).with_extension("svg")))
     }
 }
 

@@ -184,6 +184,13 @@ pub trait OnAcquired<Request> {
 }
 
 /// Nothing: the handler is not told of the lock.
+///
+/// ```
+/// use leasehold::tower::{Ignored, LockLayer};
+///
+/// let layer: LockLayer<_, Ignored> = LockLayer::new(leasehold::Client::memory(), |account: &String| account.clone());
+/// # drop(layer);
+/// ```
 #[derive(Clone, Copy, Debug)]
 pub struct Ignored;
 
@@ -192,6 +199,15 @@ impl<Request> OnAcquired<Request> for Ignored {
 }
 
 /// Calls a function: see [`LockLayer::on_acquired`].
+///
+/// ```
+/// use leasehold::tower::{Acquired, LockLayer};
+///
+/// let layer = LockLayer::new(leasehold::Client::memory(), |account: &String| account.clone());
+/// let print = |_: &mut String, guard: &leasehold::Guard| println!("{guard:?}");
+/// let layer: LockLayer<_, Acquired<_>> = layer.on_acquired(print);
+/// # drop(layer);
+/// ```
 #[derive(Clone, Copy)]
 pub struct Acquired<T>(T);
 
