@@ -10,7 +10,7 @@ use crate::exit::Failure;
 use crate::output;
 
 pub(crate) fn run(wanted: &Completions) -> Result<ExitCode, Failure> {
-    output::line(script(wanted.shell).trim_end())?;
+    output::line_if_read(script(wanted.shell).trim_end())?;
     Ok(ExitCode::SUCCESS)
 }
 
