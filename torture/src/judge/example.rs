@@ -1,0 +1,195 @@
+//! Histories made by hand, for the tests of the rules.
+
+use std::ops::Range;
+
+use super::{Bounds, Rule, Verdict};
+use crate::history::*;
+
+pub(super) const LEASE: Micros = 1_000_000;
+/// A lock whose requests are granted in order. (The next one is another.)
+pub(super) const LOCK: usize = 0;
+/// Two permits, in any order.
+pub(super) const FAIR: usize = 2;
+/// A reentrant lock.
+pub(super) const OWNED: usize = 3;
+/// A lock that is passed on within its clients.
+pub(super) const PASSED_ON: usize = 4;
+
+/// A run.
+pub(super) struct Example {
+    events: Vec<Event>,
+    faults: Vec<Fault>,
+    history: History,
+    next: HoldId,
+}
+
+impl Default for Example {
+    fn default() -> Self {
+        let site = |limit, order| Site {
+            name: "stock".to_owned(),
+            limits: vec![(0, limit)],
+            lease: LEASE,
+            order,
+            ordered_tokens: true,
+        };
+        let sites = vec![
+            site(1, Order::Arrival),
+            site(1, Order::Arrival),
+            site(2, Order::Free),
+            site(1, Order::Arrival),
+            site(1, Order::WithinClients),
+        ];
+        let history = History { sites, ..History::default() };
+        Self { events: Vec::new(), faults: Vec::new(), history, next: 0 }
+    }
+}
+
+impl Example {
+    /// Asks and is granted at once, and releases.
+    pub(super) fn hold(&mut self, site: usize, client: u32, held: Range<Micros>, token: u64) -> &mut Self {
+        self.wait(site, client, held.start, held, token)
+    }
+
+    pub(super) fn wait(
+        &mut self,
+        site: usize,
+        client: u32,
+        asked: Micros,
+        held: Range<Micros>,
+        token: u64,
+    ) -> &mut Self {
+        self.ask(site, client, asked).grant(held.start, token).happens(held.end, What::Releasing)
+    }
+
+    pub(super) fn hold_as(
+        &mut self,
+        site: usize,
+        client: u32,
+        owner: u32,
+        held: Range<Micros>,
+        token: u64,
+    ) -> &mut Self {
+        self.wait_as(site, client, owner, held.start, held, token)
+    }
+
+    pub(super) fn wait_as(
+        &mut self,
+        site: usize,
+        client: u32,
+        owner: u32,
+        asked: Micros,
+        held: Range<Micros>,
+        token: u64,
+    ) -> &mut Self {
+        self.request(asked, Asked { owner: Some(owner), ..request(site, client) });
+        self.grant(held.start, token).happens(held.end, What::Releasing)
+    }
+
+    /// Within the hold that was asked for first.
+    pub(super) fn within_last(
+        &mut self,
+        site: usize,
+        client: u32,
+        owner: u32,
+        held: Range<Micros>,
+        token: u64,
+    ) -> &mut Self {
+        self.request(held.start, Asked { owner: Some(owner), within: Some(1), ..request(site, client) });
+        self.grant(held.start, token).happens(held.end, What::Releasing)
+    }
+
+    /// Is granted at once, and lost.
+    pub(super) fn lose(&mut self, site: usize, client: u32, held: Range<Micros>, token: u64) -> &mut Self {
+        self.forget(site, client, held.start, token).happens(held.end, What::Lost)
+    }
+
+    /// Is granted at once, and neither released nor lost.
+    pub(super) fn forget(&mut self, site: usize, client: u32, from: Micros, token: u64) -> &mut Self {
+        self.ask(site, client, from).grant(from, token)
+    }
+
+    pub(super) fn fail(&mut self, site: usize, client: u32, asked: Micros, at: Micros) -> &mut Self {
+        self.ask(site, client, asked).happens(at, What::Refused(Refusal::Failed))
+    }
+
+    pub(super) fn drop_request(&mut self, site: usize, client: u32, asked: Micros, at: Micros) -> &mut Self {
+        self.ask(site, client, asked).happens(at, What::Refused(Refusal::Dropped))
+    }
+
+    pub(super) fn ask(&mut self, site: usize, client: u32, asked: Micros) -> &mut Self {
+        self.request(asked, request(site, client))
+    }
+
+    /// The deadline of the last hold.
+    pub(super) fn until(&mut self, until: Micros) -> &mut Self {
+        self.happens(until.saturating_sub(LEASE), What::Held { until })
+    }
+
+    pub(super) fn fault(&mut self, when: Range<Micros>, what: &str, effect: Effect) -> &mut Self {
+        self.faults.push(Fault { began: when.start, ended: when.end, what: what.to_owned(), effect });
+        self
+    }
+
+    pub(super) fn limit(&mut self, site: usize, since: Micros, limit: u32) -> &mut Self {
+        self.history.sites[site].limits.push((since, limit));
+        self
+    }
+
+    pub(super) fn write(&mut self, is_fenced: bool, token: u64, read: u64, value: u64) -> &mut Self {
+        let at = self.history.writes.len() as Micros;
+        self.history.writes.push(Write { at, data: 0, is_fenced, token, read, value, is_accepted: true });
+        self
+    }
+
+    pub(super) fn usage(&mut self, before: Usage, after: Usage) -> &mut Self {
+        self.history.usage = Some((before, after));
+        self
+    }
+
+    pub(super) fn cost(&mut self, cost: Cost) -> &mut Self {
+        self.history.costs.push(cost);
+        self
+    }
+
+    fn request(&mut self, at: Micros, request: Asked) -> &mut Self {
+        self.next += 1;
+        self.happens(at, What::Asked(request))
+    }
+
+    fn grant(&mut self, at: Micros, token: u64) -> &mut Self {
+        self.happens(at, What::Granted { token })
+    }
+
+    fn happens(&mut self, at: Micros, what: What) -> &mut Self {
+        self.events.push(Event { at, hold: self.next, what });
+        self
+    }
+
+    fn verdict(&self) -> Verdict {
+        let history =
+            History::of(self.history.sites.clone(), self.events.clone()).expect("all were asked for");
+        let History { writes, usage, costs, .. } = self.history.clone();
+        let history = History { writes, usage, costs, ..history }.under(self.faults.clone());
+        Verdict::of(&history, &Bounds::default())
+    }
+
+    /// Nothing is broken.
+    #[track_caller]
+    pub(super) fn is_fine(&self) -> Verdict {
+        let verdict = self.verdict();
+        assert!(verdict.violations.is_empty(), "{verdict}");
+        verdict
+    }
+
+    /// This rule is broken, and no other.
+    #[track_caller]
+    pub(super) fn breaks(&self, rule: Rule) {
+        let verdict = self.verdict();
+        assert!(verdict.count(rule) > 0, "{rule:?} was not found: {verdict}");
+        assert_eq!(verdict.count(rule), verdict.violations.len(), "{verdict}");
+    }
+}
+
+const fn request(site: usize, client: u32) -> Asked {
+    Asked { site, client, owner: None, permits: 1, waits_forever: true, within: None }
+}

@@ -1,0 +1,226 @@
+//! I5: whoever waits is served 100 ms after a release, and a lease and a second after anything worse.
+//!
+//! What matters is for how long somebody waits while everything that anybody could ask for is free: a holder may hold
+//! for as long as it likes.
+
+use super::exclusion::limit;
+use super::{Bounds, End, Hold, Rule, Verdict, words};
+use crate::history::{History, Micros, Operation, Refusal, Site};
+
+pub(super) fn judge(
+    history: &History,
+    site: &Site,
+    operations: &[&Operation],
+    holds: &[Hold<'_>],
+    bounds: &Bounds,
+    verdict: &mut Verdict,
+) {
+    for operation in operations.iter().filter(|operation| operation.request.waits_forever) {
+        if let Some((at, Err(refusal @ (Refusal::Failed | Refusal::TimedOut)))) = operation.returned {
+            verdict.broken(Rule::I5, at, format!("{}: {refusal:?}", words(operation)));
+        }
+    }
+    let faults = Faults::of(history);
+    let most = operations.iter().map(|operation| operation.request.permits).max().unwrap_or(1);
+    let mut free = Free { site, most, held: 0, waiting: 0, since: None, was_released: true };
+    for (at, change) in changes(history, operations, holds) {
+        if let Some(span) = free.follow(at, change) {
+            check(site, span, &faults, bounds, verdict);
+        }
+    }
+    if let Some(since) = free.since {
+        let span = Span { since, to: history.end, was_released: free.was_released };
+        check(site, span, &faults, bounds, verdict);
+    }
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Change {
+    Leaves,
+    Ends { permits: u32, was_released: bool },
+    Begins { permits: u32 },
+    Waits,
+}
+
+/// In the order of time: whoever is served has waited until then.
+fn changes(history: &History, operations: &[&Operation], holds: &[Hold<'_>]) -> Vec<(Micros, Change)> {
+    let clients = super::Clients::of(history);
+    let mut changes = Vec::with_capacity(2 * (operations.len() + holds.len()));
+    for operation in operations {
+        // A client that has died waits no longer.
+        let died = clients.killed.get(&operation.request.client).copied();
+        let left = operation.returned.map(|(at, _)| at);
+        let left = [left, died].into_iter().flatten().min().unwrap_or(history.end);
+        changes.extend([(operation.asked, Change::Waits), (left.max(operation.asked), Change::Leaves)]);
+    }
+    for hold in holds {
+        let permits = hold.operation.request.permits;
+        let was_released = hold.end == End::Released;
+        changes.extend([
+            (hold.from, Change::Begins { permits }),
+            (hold.to, Change::Ends { permits, was_released }),
+        ]);
+    }
+    changes.sort_by_key(|(at, change)| {
+        let first = match change {
+            Change::Waits => 0,
+            Change::Begins { .. } => 1,
+            Change::Leaves => 2,
+            Change::Ends { .. } => 3,
+        };
+        (*at, first)
+    });
+    changes
+}
+
+/// Whether somebody waits though everything is free, and since when.
+struct Free<'a> {
+    site: &'a Site,
+    /// As much as anybody asks for.
+    most: u32,
+    held: i64,
+    waiting: i64,
+    since: Option<Micros>,
+    /// Whether what was held last was released.
+    was_released: bool,
+}
+
+#[derive(Clone, Copy)]
+struct Span {
+    since: Micros,
+    to: Micros,
+    was_released: bool,
+}
+
+impl Free<'_> {
+    /// Returns for how long somebody has waited in vain, if that is over.
+    fn follow(&mut self, at: Micros, change: Change) -> Option<Span> {
+        match change {
+            Change::Waits => self.waiting += 1,
+            Change::Leaves => self.waiting -= 1,
+            Change::Begins { permits } => self.held += i64::from(permits),
+            Change::Ends { permits, was_released } => {
+                self.held -= i64::from(permits);
+                self.was_released = was_released;
+            }
+        }
+        let room = i64::from(limit(self.site, at, at)) - self.held;
+        let waits_in_vain = self.waiting > 0 && room >= i64::from(self.most);
+        let was = self.since;
+        if waits_in_vain && !matches!(change, Change::Begins { .. }) {
+            self.since = was.or(Some(at));
+            return None;
+        }
+        // Somebody was served, or nobody waits: for the others, it begins anew.
+        self.since = waits_in_vain.then_some(at);
+        was.map(|since| Span { since, to: at, was_released: self.was_released })
+    }
+}
+
+/// The faults, and the latest end of all that have begun by then.
+struct Faults<'a>(Vec<(Micros, Micros, &'a str)>);
+
+impl<'a> Faults<'a> {
+    fn of(history: &'a History) -> Self {
+        let (mut latest, mut what) = (0, "");
+        Self(
+            history
+                .faults
+                .iter()
+                .map(|fault| {
+                    if fault.ended >= latest {
+                        (latest, what) = (fault.ended, &fault.what);
+                    }
+                    (fault.began, latest, what)
+                })
+                .collect(),
+        )
+    }
+
+    /// The one that ends last, of those that have begun by then.
+    fn last(&self, at: Micros) -> Option<(Micros, &'a str)> {
+        let begun = self.0.partition_point(|(began, ..)| *began <= at);
+        self.0[..begun].last().map(|(_, ended, what)| (*ended, *what))
+    }
+}
+
+fn check(site: &Site, span: Span, faults: &Faults<'_>, bounds: &Bounds, verdict: &mut Verdict) {
+    let worse = site.lease + bounds.recovered;
+    let calm = span.since + if span.was_released { bounds.handed_over } else { worse };
+    let fault = faults.last(span.to).filter(|(ended, _)| ended + worse > span.since);
+    let bound = fault.map_or(calm, |(ended, _)| calm.max(ended + worse));
+    if let Some((ended, what)) = fault {
+        let waited = span.to.saturating_sub(ended.max(span.since));
+        let longest = verdict.recovery.entry(what.to_owned()).or_default();
+        *longest = (*longest).max(waited);
+    }
+    if span.to > bound {
+        let after = fault.map_or("no fault", |(_, what)| what);
+        let what = format!(
+            "{}: somebody waits from {} to {} though it is free, after {after}",
+            site.name, span.since, span.to
+        );
+        verdict.broken(Rule::I5, span.to, what);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use crate::history::Effect;
+    use crate::judge::Rule::I5;
+    use crate::judge::example::{Example, LEASE, LOCK};
+
+    #[test]
+    fn i5_a_waiter_waits_long_after_a_release() {
+        let mut run = Example::default();
+        run.hold(LOCK, 1, 0..10, 100).wait(LOCK, 2, 5, 100_009..100_020, 200);
+        run.is_fine();
+        let mut run = Example::default();
+        run.hold(LOCK, 1, 0..10, 100).wait(LOCK, 2, 5, 100_011..100_020, 200);
+        run.breaks(I5);
+    }
+
+    #[test]
+    fn i5_a_waiter_waits_for_longer_than_a_dead_holder_s_lease() {
+        for (late, is_fine) in [(1_000_000, true), (1_000_001, false)] {
+            let mut run = Example::default();
+            let served = 500 + LEASE + late;
+            run.forget(LOCK, 1, 0, 100).wait(LOCK, 2, 5, served..served + 10, 200);
+            run.fault(500..500, "kill", Effect::Kills { client: 1 });
+            if is_fine {
+                assert_eq!(run.is_fine().recovery["kill"], LEASE + late);
+            } else {
+                run.breaks(I5);
+            }
+        }
+    }
+
+    #[test]
+    fn i5_a_waiter_waits_long_though_others_give_up_meanwhile() {
+        let mut run = Example::default();
+        run.hold(LOCK, 1, 0..10, 100).wait(LOCK, 2, 5, 150_000..150_020, 200);
+        run.drop_request(LOCK, 3, 7, 90_000);
+        run.breaks(I5);
+    }
+
+    #[test]
+    fn while_somebody_holds_a_waiter_waits_for_as_long_as_that_takes() {
+        let mut run = Example::default();
+        run.hold(LOCK, 1, 0..90_000_000, 100).wait(LOCK, 2, 5, 90_000_100..90_000_200, 200);
+        run.is_fine();
+    }
+
+    #[test]
+    fn i5_a_request_without_a_limit_of_time_fails() {
+        let mut run = Example::default();
+        run.fail(LOCK, 1, 0, 10);
+        run.breaks(I5);
+    }
+
+    #[test]
+    fn i5_a_request_is_never_answered() {
+        let mut run = Example::default();
+        run.hold(LOCK, 1, 0..10, 100).ask(LOCK, 2, 5).hold(LOCK + 1, 3, 0..200_000, 100);
+        run.breaks(I5);
+    }
+}

@@ -1,0 +1,168 @@
+//! I2: tokens increase in the order of grants, and none is issued twice.
+//!
+//! A grant happened between its request and its return. Tokens show an order of grants; it is possible if every grant
+//! can have happened after those with smaller tokens. For a lock it is known more exactly: what is returned later was
+//! also granted later, because both are held, one after the other. (Unless the store has forgotten one of them.)
+
+use super::exclusion::Excuses;
+use super::{Rule, Verdict, is_same_owner, words};
+use crate::history::{History, HoldId, Micros, Operation, Site};
+
+pub(super) fn judge(history: &History, site: &Site, operations: &[&Operation], verdict: &mut Verdict) {
+    let mut granted: Vec<Grant<'_>> =
+        operations.iter().filter_map(|operation| Grant::of(operation)).collect();
+    if is_lock(site) {
+        sharpen(history, site, &mut granted);
+    }
+    granted.sort_by_key(|grant| (grant.token, grant.returned));
+    check_nested(&granted, verdict);
+    check_twice(&granted, verdict);
+    if site.ordered_tokens {
+        check_order(&granted, verdict);
+    }
+}
+
+struct Grant<'a> {
+    operation: &'a Operation,
+    token: u64,
+    /// Not before then.
+    earliest: Micros,
+    returned: Micros,
+}
+
+impl<'a> Grant<'a> {
+    fn of(operation: &'a Operation) -> Option<Self> {
+        let (returned, token) = operation.granted()?;
+        Some(Self { operation, token, earliest: operation.asked, returned })
+    }
+}
+
+fn is_lock(site: &Site) -> bool {
+    site.limits.iter().all(|(_, limit)| *limit == 1)
+}
+
+fn sharpen(history: &History, site: &Site, granted: &mut [Grant<'_>]) {
+    let excuses = Excuses::of(history, site.lease);
+    granted.sort_by_key(|grant| grant.returned);
+    let mut last = 0;
+    for grant in granted {
+        // Which of two at the same moment was the first is not known.
+        if !excuses.touch(grant.earliest, grant.returned) && last < grant.returned {
+            grant.earliest = grant.earliest.max(last + 1);
+        }
+        last = grant.returned;
+    }
+}
+
+/// A hold within another one has its token.
+fn check_nested(granted: &[Grant<'_>], verdict: &mut Verdict) {
+    let mut tokens: Vec<(HoldId, u64)> =
+        granted.iter().map(|grant| (grant.operation.id, grant.token)).collect();
+    tokens.sort_unstable();
+    for grant in granted {
+        let Some(outer) = grant.operation.request.within else { continue };
+        let found = tokens.binary_search_by_key(&outer, |(id, _)| *id).map(|at| tokens[at].1);
+        if found != Ok(grant.token) {
+            let what = format!("{} is within hold {outer}, under token {found:?}", words(grant.operation));
+            verdict.broken(Rule::I2, grant.returned, what);
+        }
+    }
+}
+
+/// Only the holds of one owner have the same token.
+fn check_twice(by_token: &[Grant<'_>], verdict: &mut Verdict) {
+    for pair in by_token.windows(2) {
+        let [one, other] = pair else { continue };
+        if one.token == other.token && !is_same_owner(one.operation, other.operation) {
+            let what = format!("{} after {}", words(other.operation), words(one.operation));
+            verdict.broken(Rule::I2, other.returned, what);
+        }
+    }
+}
+
+fn check_order(by_token: &[Grant<'_>], verdict: &mut Verdict) {
+    // Of those with smaller tokens, the one that was granted last.
+    let mut last: Option<&Grant<'_>> = None;
+    for same in by_token.chunk_by(|one, other| one.token == other.token) {
+        for grant in same {
+            if let Some(smaller) = last.filter(|smaller| grant.returned < smaller.earliest) {
+                let what = format!("{} after {}", words(smaller.operation), words(grant.operation));
+                verdict.broken(Rule::I2, smaller.returned, what);
+            }
+        }
+        // Holds of one owner that come later have the token of its first one.
+        let first = same.iter().min_by_key(|grant| grant.returned);
+        last = last.into_iter().chain(first).max_by_key(|grant| grant.earliest);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use crate::history::Effect;
+    use crate::judge::Rule::I2;
+    use crate::judge::example::{Example, FAIR, LOCK, OWNED};
+
+    #[test]
+    fn i2_a_token_goes_back() {
+        let mut run = Example::default();
+        run.hold(LOCK, 1, 0..10, 200).hold(LOCK, 2, 10..20, 100);
+        run.breaks(I2);
+    }
+
+    #[test]
+    fn i2_a_token_goes_back_though_both_had_asked_before() {
+        let mut run = Example::default();
+        run.wait(LOCK, 1, 0, 10..20, 200).wait(LOCK, 2, 0, 20..30, 100);
+        run.breaks(I2);
+    }
+
+    #[test]
+    fn i2_a_token_is_issued_twice() {
+        let mut run = Example::default();
+        run.hold(LOCK, 1, 0..10, 100).hold(LOCK, 2, 10..20, 100);
+        run.breaks(I2);
+    }
+
+    #[test]
+    fn i2_a_token_goes_back_although_the_store_has_forgotten() {
+        let mut run = Example::default();
+        run.hold(LOCK, 1, 0..10, 200).hold(LOCK, 2, 30..40, 100);
+        run.fault(20..21, "flush", Effect::Forgets);
+        run.breaks(I2);
+    }
+
+    #[test]
+    fn a_grant_that_was_forgotten_may_return_after_a_later_one() {
+        let mut run = Example::default();
+        run.wait(LOCK, 1, 0, 40..50, 100).wait(LOCK, 2, 25, 30..35, 200);
+        run.fault(20..21, "flush", Effect::Forgets);
+        run.is_fine();
+    }
+
+    #[test]
+    fn permits_that_were_asked_for_together_may_return_in_any_order() {
+        let mut run = Example::default();
+        run.wait(FAIR, 1, 0, 10..20, 200).wait(FAIR, 2, 0, 11..20, 100);
+        run.is_fine();
+        run.wait(FAIR, 3, 20, 21..22, 50);
+        run.breaks(I2);
+    }
+
+    #[test]
+    fn i2_another_owner_has_the_same_token() {
+        let mut run = Example::default();
+        run.hold_as(OWNED, 1, 7, 0..10, 100).hold_as(OWNED, 2, 7, 5..15, 100);
+        run.is_fine();
+        run.hold_as(OWNED, 3, 8, 15..20, 100);
+        run.breaks(I2);
+    }
+
+    #[test]
+    fn i2_a_hold_within_another_one_has_another_token() {
+        let mut run = Example::default();
+        run.hold_as(OWNED, 1, 7, 0..10, 100).within_last(OWNED, 1, 7, 2..3, 100);
+        run.is_fine();
+        run.within_last(OWNED, 1, 7, 4..5, 101);
+        run.breaks(I2);
+    }
+}
