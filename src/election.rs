@@ -20,7 +20,7 @@ use crate::fence::FencingToken;
 use crate::guard::{Guard, Lost, Protected};
 use crate::lease::Wait;
 use crate::name;
-use crate::options::MutexOptions;
+use crate::options::{MutexOptions, within};
 use crate::primitive::Primitive;
 use crate::retry::{self, BackOff};
 
@@ -124,7 +124,7 @@ impl Client {
     ///
     /// As for [`election`](Self::election).
     pub fn election_with(&self, name: &str, options: MutexOptions) -> Result<Election, Error> {
-        let options = options.within("election:").local_handover(false);
+        let options = options.within(within::ELECTION).local_handover(false);
         let resource = name::resource(options.key_prefix(), name, Kind::Mutex)?;
         Ok(Election { primitive: Primitive::new(Arc::clone(&self.engine), resource, options.validate()?)? })
     }

@@ -46,6 +46,7 @@ use crate::fence::FencingToken;
 use crate::guard::Guard;
 use crate::lease::Wait;
 use crate::name;
+use crate::options::within;
 use crate::primitive::Primitive;
 use crate::retry::{self, BackOff};
 
@@ -382,10 +383,10 @@ impl Client {
     /// As for [`once`](Self::once).
     pub fn once_with(&self, name: &str, ticks: Ticks, options: OnceOptions) -> Result<Once, Error> {
         let (late, at_least_for) = options.validate(ticks)?;
-        let marks = self.mutex_options().within("once:done:").ttl(at_least_for);
+        let marks = self.mutex_options().within(within::TICK_DONE).ttl(at_least_for);
         mark(marks.key_prefix(), name, u64::MAX)?;
         let mark_ttl = marks.validate()?.fit(self.engine.backend().capabilities())?.ttl;
-        let runs = self.mutex_options().within("once:run:");
+        let runs = self.mutex_options().within(within::TICK_RUN);
         let runs = options.at_most_for.map_or(runs.clone(), |limit| runs.max_hold(limit));
         let resource = name::resource(runs.key_prefix(), name, Kind::Mutex)?;
         let run = Primitive::new(Arc::clone(&self.engine), resource, runs.validate()?)?;

@@ -11,6 +11,16 @@ use crate::origin::PerProcess;
 /// The prefix of the keys of mutexes and reentrant locks, unless another one is set.
 pub(crate) const DEFAULT_LOCK_PREFIX: &str = "lock:";
 
+/// What the keys of locks begin with that serve another purpose than mutexes: see [`MutexOptions::within`].
+pub(crate) mod within {
+    pub(crate) const RW_LOCK: &str = "rwlock:";
+    pub(crate) const ELECTION: &str = "election:";
+    /// Of a schedule: whoever runs a tick holds it.
+    pub(crate) const TICK_RUN: &str = "once:run:";
+    /// Of a schedule: the mark of a tick that need not be run.
+    pub(crate) const TICK_DONE: &str = "once:done:";
+}
+
 /// The shortest maximum hold time: below it, a grant could be over before it is handed out.
 const MIN_HOLD: Duration = Duration::from_millis(10);
 

@@ -13,6 +13,7 @@ use crate::client::Client;
 use crate::error::Error;
 use crate::lease::Engine;
 use crate::name;
+use crate::options::within;
 
 /// Which primitive a key of the store belongs to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -211,9 +212,9 @@ impl Client {
         let (locks, semaphores) = (self.mutex_options(), self.semaphore_options());
         match purpose {
             Purpose::Mutex => locks.key_prefix().to_owned(),
-            Purpose::RwLock => locks.rw_key_prefix(),
-            Purpose::Election => locks.within("election:").key_prefix().to_owned(),
-            Purpose::Schedule => locks.within("once:run:").key_prefix().to_owned(),
+            Purpose::RwLock => locks.within(within::RW_LOCK).key_prefix().to_owned(),
+            Purpose::Election => locks.within(within::ELECTION).key_prefix().to_owned(),
+            Purpose::Schedule => locks.within(within::TICK_RUN).key_prefix().to_owned(),
             Purpose::CountingSemaphore | Purpose::FairSemaphore => {
                 semaphores.key_prefix(purpose.kind()).to_owned()
             }
@@ -223,7 +224,7 @@ impl Client {
     fn keys(&self, name: &str) -> Keys {
         let mut prefixes: Vec<_> =
             Purpose::ALL.map(|purpose| (self.key_prefix(purpose), Some(purpose))).into();
-        let done = self.mutex_options().within("once:done:").key_prefix().to_owned();
+        let done = self.mutex_options().within(within::TICK_DONE).key_prefix().to_owned();
         prefixes.push((done, None));
         // A prefix may begin with another one: the longest decides.
         prefixes.sort_by_key(|(prefix, _)| std::cmp::Reverse(prefix.len()));

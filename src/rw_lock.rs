@@ -16,7 +16,7 @@ use crate::guard::Guard;
 use crate::label::with_note;
 use crate::lease::{Engine, StatedLimit, Wait};
 use crate::name;
-use crate::options::MutexOptions;
+use crate::options::{MutexOptions, within};
 use crate::primitive::Primitive;
 
 /// A lock that any number of readers, or one writer, can hold at a time among all processes that use the same store.
@@ -102,7 +102,7 @@ impl RwLock {
     pub const MAX_READERS: u32 = 1_000_000;
 
     fn new(engine: &Arc<Engine>, name: &str, options: MutexOptions) -> Result<Self, Error> {
-        let options = options.within("rwlock:");
+        let options = options.within(within::RW_LOCK);
         let resource = name::resource(options.key_prefix(), name, Kind::Fair)?;
         let primitive = Primitive::new(Arc::clone(engine), resource, options.validate_without_handover()?);
         let primitive = primitive.map_err(|error| match error {
