@@ -80,7 +80,7 @@ fn command_of_the_repository(line: &str) -> Result<(), String> {
     }
 }
 
-fn features() -> BTreeSet<String> {
+pub(crate) fn features() -> BTreeSet<String> {
     let manifest = text_of(&root().join("Cargo.toml"));
     let manifest: toml::Table = toml::from_str(&manifest).expect("it is TOML");
     manifest["features"].as_table().expect("a table").keys().cloned().collect()
