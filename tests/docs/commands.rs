@@ -98,7 +98,7 @@ enum Queue {
 async fn try_all(store: &str, queue: Queue, url: &str, shell: &Shell) {
     let blocks: Vec<Code> = pages().into_iter().flat_map(|page| page.code).collect();
     let blocks = || blocks.iter().filter(|code| code.store() == Some(store) && !code.has("fencing"));
-    let mut held = Contended::new(url, NAME, TTL).await;
+    let held = Contended::new(url, NAME, TTL).await;
     for code in blocks().filter(|code| !code.has("break")) {
         let printed = shell.run(code);
         for part in [HOLDER, NOTE].iter().filter(|_| code.has("look")) {
@@ -110,15 +110,19 @@ async fn try_all(store: &str, queue: Queue, url: &str, shell: &Shell) {
         }
     }
     assert!(held.guard.is_held(), "{:?}", held.guard);
+    let mut held = Some(held);
     let mut broken = 0;
     for code in blocks().filter(|code| code.has("break")) {
+        let Contended { guard, waiter, _clients } = match held.take() {
+            Some(held) => held,
+            None => Contended::new(url, NAME, TTL).await,
+        };
         shell.run(code);
-        within(SOON, held.guard.lost()).await;
-        let next = within(SOON, held.waiter).await.expect("no panic");
-        assert!(next.token() > held.guard.token(), "the waiter got it");
+        within(SOON, guard.lost()).await;
+        let next = within(SOON, waiter).await.expect("no panic");
+        assert!(next.token() > guard.token(), "the waiter got it");
         next.release().await.expect("held");
         see_the_queue(queue, url, shell, code).await;
-        held = Contended::new(url, NAME, TTL).await;
         broken += 1;
     }
     assert!(broken > 0, "the guide does not say how to break a lock");
