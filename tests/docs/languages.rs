@@ -49,7 +49,7 @@ fn command_of_the_repository(line: &str) -> Result<(), String> {
         if is_there { Ok(()) } else { Err(format!("there is no {what}")) }
     };
     match words[..] {
-        [] => Ok(()),
+        [] | ["export", _] => Ok(()),
         [script, ..] if script.contains('/') => known(script, root().join(script).is_file()),
         ["cargo", "add" | "run" | "test" | "bench" | "install", ..] => {
             let values = |option: &str| -> Vec<&str> {
