@@ -109,3 +109,13 @@ fn every_line_in_the_log_is_explained() {
     assert!(count > 30, "only {count} were found");
     assert_eq!(messages.find(|message| !explained.contains(message)), None, "in trouble.md");
 }
+
+#[test]
+fn every_feature_is_listed() {
+    let page = text_of(&root().join("docs/guide/stores.md"));
+    let is_listed = |feature: &String| page.contains(&format!("\n| `{feature}` |"));
+    let is_public = |feature: &String| feature != "default" && !feature.starts_with('_');
+    let missing: Vec<_> =
+        languages::features().into_iter().filter(is_public).filter(|name| !is_listed(name)).collect();
+    assert!(missing.is_empty(), "{missing:?}");
+}

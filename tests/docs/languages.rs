@@ -49,7 +49,7 @@ fn command_of_the_repository(line: &str) -> Result<(), String> {
         if is_there { Ok(()) } else { Err(format!("there is no {what}")) }
     };
     match words[..] {
-        [] => Ok(()),
+        [] | ["export", _] => Ok(()),
         [script, ..] if script.contains('/') => known(script, root().join(script).is_file()),
         ["cargo", "add" | "run" | "test" | "bench" | "install", ..] => {
             let values = |option: &str| -> Vec<&str> {
@@ -80,7 +80,7 @@ fn command_of_the_repository(line: &str) -> Result<(), String> {
     }
 }
 
-fn features() -> BTreeSet<String> {
+pub(crate) fn features() -> BTreeSet<String> {
     let manifest = text_of(&root().join("Cargo.toml"));
     let manifest: toml::Table = toml::from_str(&manifest).expect("it is TOML");
     manifest["features"].as_table().expect("a table").keys().cloned().collect()

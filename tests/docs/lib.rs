@@ -17,6 +17,7 @@ examples! {
     Limits = "docs/guide/limits.md",
     Migrating = "docs/guide/migrating.md",
     Observability = "docs/guide/observability.md",
+    Options = "docs/guide/options.md",
     Operating = "docs/guide/operating.md",
     OwnStore = "docs/guide/own_store.md",
     Redlock = "docs/stores/redlock.md",
