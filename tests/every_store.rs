@@ -154,7 +154,8 @@ async fn no_part_of_a_password_is_said() {
     let _alone = ONE_AT_A_TIME.lock().await;
     let (refusing, ..) = ports();
     let mut accepted = Vec::new();
-    let pairs = SPECIAL.iter().flat_map(|one| SPECIAL.iter().map(move |other| (one, other)));
+    let pairs =
+        SPECIAL.iter().enumerate().flat_map(|(n, one)| SPECIAL[n..].iter().map(move |other| (one, other)));
     for (one, other) in pairs {
         for user in if one == other { &["app", ""][..] } else { &["app"] } {
             for url in urls(&format!("{user}:{}@", password(one, other)), refusing) {

@@ -711,10 +711,12 @@ impl State {
     }
 
     /// The store knows of a hold under this token, or of a place if there is none. If the lease was given away, it is
-    /// left alone, unless it shows that its hold there has ended: then nobody has what a late request has taken.
+    /// left alone, unless a later token shows that its hold there has ended: then nobody has what a late request has
+    /// taken. (A place says nothing: the answer may be older than the grant.)
     fn record_taken(&mut self, token: Option<FencingToken>) {
         match (self.given, token) {
             (Some(given), Some(token)) if token <= given => {}
+            (Some(_), None) => {}
             _ => self.known = self.known.max(Known::Possible),
         }
     }
@@ -1331,11 +1333,12 @@ mod tests {
         assert_eq!(pushed(&lease, 7, 42, now), PushOutcome::Known);
         assert!(matches!(lease.answered(Ok(Answer::Granted(grant(42))), now, now), Outcome::Over));
         assert_eq!(lease.take_known(), Known::Nothing);
-        // A late request has taken it again, or joined the queue, so the other process no longer has it.
+        // A late request has taken it again, so the other process no longer has it.
         assert!(matches!(lease.answered(Ok(Answer::Granted(grant(43))), now, now), Outcome::Over));
         assert_eq!(lease.take_known(), Known::Possible);
+        // Of before the grant, or a place of which the grant will be pushed.
         assert!(matches!(lease.answered(queued(8), now, now), Outcome::Over));
-        assert_eq!(lease.take_known(), Known::Possible);
+        assert_eq!(lease.take_known(), Known::Nothing);
         assert_eq!(pushed(&lease, 8, 44, now), PushOutcome::Known);
         assert_eq!((lease.take_known(), lease.take_known()), (Known::Possible, Known::Nothing));
         assert_eq!((lease.end(false, now), lease.pass_on(now).is_none()), (None, true));

@@ -2,8 +2,8 @@
 //! requested.
 //!
 //! A lease that has left is remembered for a while: a late event must not make the client release it as one that nobody
-//! knows. A late answer or event under a later token, or about a place in the queue, says that the hold that was handed
-//! over has ended, and that a request that was still on its way has taken the resource for nobody: that is released.
+//! knows. A late answer or event under a later token says that the hold that was handed over has ended, and that a request
+//! that was still on its way has taken the resource for nobody: that is released.
 
 use std::sync::Arc;
 

@@ -1248,8 +1248,8 @@ async fn a_dropped_resize_changes_the_limit_or_leaves_it<S: Semaphore>(site: Sit
 
 // Many
 
-promise!(two_thousand_permits_are_held_for_many_ttls_and_leave_nothing: counting, fair);
-async fn two_thousand_permits_are_held_for_many_ttls_and_leave_nothing<S: Semaphore>(site: Site) {
+promise!(two_thousand_permits_are_held_for_longer_than_their_ttl_and_leave_nothing: counting, fair);
+async fn two_thousand_permits_are_held_for_longer_than_their_ttl_and_leave_nothing<S: Semaphore>(site: Site) {
     const PERMITS: u32 = 2000;
     static ONE_KIND_AT_A_TIME: Mutex<()> = Mutex::const_new(());
     let _alone = ONE_KIND_AT_A_TIME.lock().await;
@@ -1277,7 +1277,7 @@ async fn two_thousand_permits_are_held_for_many_ttls_and_leave_nothing<S: Semaph
     {
         let mut lost =
             pin!(select_all(guards.iter().map(|guard| Box::pin(guard.lost()))).map(|(reason, ..)| reason));
-        for _ in 0..3 {
+        for _ in 0..2 {
             for semaphore in &watched {
                 assert_eq!(free(semaphore).await, 0);
                 assert_none(semaphore, 1).await;

@@ -79,7 +79,7 @@ impl Backend for RedisBackend {
 
     fn release<'a>(&'a self, lease: &'a LeaseRef) -> BoxFuture<'a, Result<Released, BackendError>> {
         let call = async move {
-            if self.never_connected() {
+            if self.never_connected() && self.has_requested(lease) {
                 return self.check_open().map(|()| Released::Absent);
             }
             self.notifications.forget(lease.id);
@@ -97,7 +97,7 @@ impl Backend for RedisBackend {
         keep: u32,
     ) -> BoxFuture<'a, Result<Released, BackendError>> {
         let call = async move {
-            if self.never_connected() {
+            if self.never_connected() && self.has_requested(lease) {
                 return self.check_open().map(|()| Released::Absent);
             }
             self.release_until_answered(lease, keep).await
@@ -268,6 +268,12 @@ impl RedisBackend {
     /// and there is nothing to release.
     fn never_connected(&self) -> bool {
         !self.connections.are_accepted()
+    }
+
+    /// Whether this client is the one that has requested a lease, not one that renews it for another client, which
+    /// needs no more than the connections of the crate's own thread.
+    fn has_requested(&self, lease: &LeaseRef) -> bool {
+        lease.id.client() == self.client
     }
 
     async fn ask(&self, transport: &Arc<Transport>, request: &Request) -> Result<Answer, BackendError> {
