@@ -75,7 +75,7 @@ fn unreachable(state: &StoreState) -> Option<String> {
 
 impl Backend for FailFast {
     delegate! {
-        store: lease_id renew release release_permits release_from_own_thread list capabilities state
+        store: lease_id renew release release_permits release_from_own_thread list changes capabilities state
         state_changes ping check home close
     }
 
