@@ -20,6 +20,12 @@
 //!   paused and has been replaced is rejected. A new leader continues where the last one stopped, no matter what its
 //!   own clock says, and catches up on what was due in the meantime.
 //!
+//! For most jobs, `client.once("nightly", Ticks::every(day))?.run(job)` is all that is needed: a few lines, and no
+//! record. But only the store knows there which ticks were run, so a tick whose runner dies after its last step is run
+//! again, or one that was not finished is left out, and how much clocks may differ is limited. This example shows what
+//! `once` cannot do, because it needs the help of what the job writes to: every result is accepted exactly once, whoever
+//! dies, however wrong the clocks are, and a tick is never too late.
+//!
 //! The lock alone would not be enough: a paused leader could run a tick at the same time as the next leader. Nor
 //! would a lock per tick, such as `try_lock` on `report:12:00` kept for a minute: a scheduler whose clock is behind
 //! finds that lock gone and runs the tick again. If the job acts on something that cannot share a step with the

@@ -10,7 +10,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use futures::StreamExt;
-use futures::stream::{self, Stream};
+use futures::stream::{self, BoxStream, Stream};
 use tokio::time::{Instant, sleep, sleep_until};
 
 use crate::backend::{Claim, Detail, Kind};
@@ -24,7 +24,7 @@ use crate::options::{MutexOptions, within};
 use crate::primitive::Primitive;
 use crate::retry::{self, BackOff};
 
-/// How often an observer looks.
+/// How often an observer looks, whether or not the store has pushed anything.
 const LOOK: Duration = Duration::from_secs(1);
 
 /// Of all that campaign for it, in all processes that use the same store, one leads at a time.
@@ -187,10 +187,15 @@ impl Election {
 
     /// Who leads, now and whenever it changes; `None` while nobody does.
     ///
-    /// The store is asked once a second, for as long as the stream is polled, so a change is reported within a second
-    /// and the time of a request, on every store. A leader, or a time without one, that lasts for less than that may be
-    /// missed; the last state is not. The same state is not reported twice. While the store does not answer, nothing is
-    /// reported, and the stream goes on when it does; see [`Client::state`]. It ends when the client is shut down.
+    /// | store | when a change is reported |
+    /// |---|---|
+    /// | etcd, memory | at once: the store pushes it |
+    /// | Redis, Redlock, PostgreSQL, MySQL, ZooKeeper, SQLite | within a second |
+    ///
+    /// For as long as the stream is polled, the store is also asked once a second, for what is not pushed or was lost.
+    /// A leader, or a time without one, that lasts for less than that, or than a request takes, may be missed; the last
+    /// state is not. The same state is not reported twice. While the store does not answer, nothing is reported, and
+    /// the stream goes on when it does; see [`Client::state`]. It ends when the client is shut down.
     ///
     /// ```
     /// # use futures::StreamExt;
@@ -211,7 +216,18 @@ impl Election {
     ///
     /// Awaiting the next item is cancel safe. Dropping the stream has no effect on the election.
     pub fn observe(&self) -> impl Stream<Item = Option<Leader>> + Send + Unpin + use<> {
-        let observer = Observer { election: self.clone(), last: None, next_look: None };
+        self.observe_looking_every(LOOK)
+    }
+
+    /// The same with another interval than a second: for tests of what the store pushes.
+    #[doc(hidden)]
+    pub fn observe_looking_every(
+        &self,
+        interval: Duration,
+    ) -> impl Stream<Item = Option<Leader>> + Send + Unpin + use<> {
+        // Before the first look, so that no change after it is missed.
+        let changes = self.primitive.engine.backend().changes(&self.primitive.resource);
+        let observer = Observer { election: self.clone(), changes, interval, last: None, next_look: None };
         stream::unfold(observer, Observer::next).boxed()
     }
 
@@ -428,6 +444,9 @@ impl fmt::Debug for Leadership {
 
 struct Observer {
     election: Election,
+    /// What the store pushes.
+    changes: BoxStream<'static, ()>,
+    interval: Duration,
     last: Option<Option<Leader>>,
     next_look: Option<Instant>,
 }
@@ -443,9 +462,12 @@ impl Observer {
     async fn change(&mut self) -> Option<Leader> {
         loop {
             if let Some(next_look) = self.next_look {
-                sleep_until(next_look).await;
+                tokio::select! {
+                    Some(()) = self.changes.next() => {}
+                    () = sleep_until(next_look) => {}
+                }
             }
-            self.next_look = Some(Instant::now() + LOOK);
+            self.next_look = Some(Instant::now() + self.interval);
             match self.election.leader().await {
                 Ok(leader) if self.last.as_ref() == Some(&leader) => {}
                 Ok(leader) => {

@@ -7,9 +7,9 @@ use crate::observer::Observer;
 
 impl Client {
     /// The same client, watched by this [`Observer`] from now on, and by those that were set before. It applies to all
-    /// clones of the client and to what was created from them. It is told of the requests that begin from now on, and of
-    /// what becomes of these; of what is held or waits already it is told nothing. It is told the state of the store at
-    /// once. [`ClientBuilder::observer`] does the same.
+    /// clones of the client and to what was created from them. It is told of the requests that begin from now on, and
+    /// of what becomes of these; of what is held or waits already it is told nothing. It is told the state of the store
+    /// at once. [`ClientBuilder::observer`] does the same.
     ///
     /// ```
     /// use std::sync::Arc;

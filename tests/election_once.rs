@@ -142,6 +142,23 @@ mod election {
         drop(last);
     }
 
+    /// It looks once a year, so what it sees has been pushed.
+    #[tokio::test(start_paused = true)]
+    async fn a_change_is_pushed_to_an_observer() {
+        let store = MemoryBackend::new();
+        let election = client(&store).election("a").expect("valid");
+        let watching = client(&store).election("a").expect("valid");
+        let mut leaders = watching.observe_looking_every(MINUTE * 525_600);
+        assert_eq!(within(SECOND, leaders.next()).await, Some(None));
+        for n in 0..3 {
+            let leadership = election.campaign(&n.to_string()).await.expect("free");
+            let seen = within(SECOND, leaders.next()).await.flatten().expect("a leader");
+            assert_eq!((seen.value, seen.token), (n.to_string(), leadership.token()));
+            leadership.resign().await.expect("it led");
+            assert_eq!(within(SECOND, leaders.next()).await, Some(None));
+        }
+    }
+
     #[tokio::test(start_paused = true)]
     async fn run_leads_again_after_an_error_and_returns_what_the_job_returns() {
         let election = Client::memory().election("a").expect("valid");

@@ -311,6 +311,29 @@ promises_on! {
     on_sqlite: |_: &str| Some(sqlite::SqliteFile::new());
 }
 
+/// The observer looks once in ten minutes, so what it sees has been pushed.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn on_etcd_a_change_is_pushed_to_an_observer() {
+    let Some(store) = etcd::EtcdServer::start_or_skip("a change is pushed") else { return };
+    let (campaigning, watching) = (election(&store.url(), LEASE).await, election(&store.url(), LEASE).await);
+    let mut leaders = watching.observe_looking_every(SECOND * 600);
+    assert_eq!(within(SOON, leaders.next()).await, Some(None));
+    for n in 0..3 {
+        let leadership = campaigning.campaign(&n.to_string()).await.expect("nobody leads");
+        let seen = within(SOON, leaders.next()).await.flatten().expect("a leader");
+        assert_eq!((seen.value, seen.token), (n.to_string(), leadership.token()));
+        leadership.resign().await.expect("it led");
+        assert_eq!(within(SOON, leaders.next()).await, Some(None));
+    }
+    // A leader that dies is seen when its lease ends.
+    let mut worker = Worker::start("leading_worker", &store.url());
+    let token = worker.held().await;
+    let seen = within(SOON, leaders.next()).await.flatten().expect("a leader");
+    assert_eq!(seen.token, token);
+    worker.kill();
+    assert_eq!(within(LEASE + SOON, leaders.next()).await, Some(None));
+}
+
 // Leaders that are killed all the time
 
 /// The lease of the leaders that are killed every two seconds.

@@ -72,6 +72,11 @@ macro_rules! delegate {
             self.$field.events()
         }
     };
+    (@changes $field:tt) => {
+        fn changes(&self, resource: &Resource) -> BoxStream<'static, ()> {
+            self.$field.changes(resource)
+        }
+    };
     (@capabilities $field:tt) => {
         fn capabilities(&self) -> &Capabilities {
             self.$field.capabilities()

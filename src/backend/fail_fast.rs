@@ -84,8 +84,8 @@ fn unreachable(state: &StoreState) -> Option<String> {
 
 impl Backend for FailFast {
     delegate! {
-        store: lease_id renew release release_permits release_from_own_thread list list_any capabilities state
-        state_changes ping check handed_over home close
+        store: lease_id renew release release_permits release_from_own_thread list list_any changes capabilities
+        state state_changes ping check handed_over home close
     }
 
     fn request<'a>(&'a self, request: &'a Request) -> BoxFuture<'a, Result<Answer, BackendError>> {

@@ -105,6 +105,13 @@ pub trait LedgerStore: fmt::Debug + Send + Sync + 'static {
         stream::iter([Err(BackendError::no_list())]).boxed()
     }
 
+    /// Yields whenever the holders in the record of this key may have changed, as far as the store can push that: see
+    /// [`Backend::changes`]. By default, nothing is pushed.
+    fn changes(&self, key: &Arc<str>) -> BoxStream<'static, ()> {
+        let _ = key;
+        stream::pending().boxed()
+    }
+
     /// The store's address and what it supports. Labels are recorded in any case.
     fn capabilities(&self) -> Capabilities;
 
@@ -294,7 +301,7 @@ macro_rules! backend_on_ledger {
             impl Backend for $name {
                 delegate! {
                     0: lease_id request renew release release_permits force_release set_limit inspect list events
-                    capabilities state state_changes ping check close
+                    changes capabilities state state_changes ping check close
                 }
             }
         };
@@ -454,6 +461,10 @@ impl<S: LedgerStore> Backend for LedgerBackend<S> {
     fn events(&self) -> BoxStream<'static, Event> {
         let events = self.own.lock().open();
         stream::select(events, self.store.wakes(self.client)).boxed()
+    }
+
+    fn changes(&self, resource: &Resource) -> BoxStream<'static, ()> {
+        self.store.changes(&resource.key)
     }
 
     fn capabilities(&self) -> &Capabilities {

@@ -12,7 +12,7 @@ use futures::channel::mpsc::{UnboundedSender, unbounded};
 use futures::future::{pending, ready};
 use futures::stream::{self, BoxStream, Stream};
 use parking_lot::Mutex;
-use tokio::sync::watch;
+use tokio::sync::{Notify, watch};
 use tokio::time::Instant;
 use uuid::Uuid;
 
@@ -105,6 +105,8 @@ struct Records {
     /// The greatest number issued so far: unused records are deleted, and their numbers with them.
     newest: u64,
     listeners: HashMap<Uuid, UnboundedSender<Event>>,
+    /// Notified when these records have changed.
+    watchers: HashMap<Arc<str>, Vec<Weak<Notify>>>,
     served: u64,
     /// The number of records above which unused ones are searched for and deleted.
     sweep_at: usize,
@@ -297,6 +299,19 @@ impl LedgerStore for MemoryStore {
         stream::select(received, restored).boxed()
     }
 
+    fn changes(&self, key: &Arc<str>) -> BoxStream<'static, ()> {
+        let notify = Arc::new(Notify::new());
+        self.shared.records.lock().watchers.entry(Arc::clone(key)).or_default().push(Arc::downgrade(&notify));
+        let changes = stream::unfold(notify, async |notify| {
+            notify.notified().await;
+            Some(((), notify))
+        });
+        let link = self.link.subscribe();
+        let received = changes.filter(move |()| ready(link.borrow().is_open()));
+        let restored = self.links().filter(|link| ready(link.is_open())).map(drop);
+        stream::select(received, restored).boxed()
+    }
+
     fn state(&self) -> StoreState {
         self.link.borrow().state()
     }
@@ -386,7 +401,11 @@ impl Records {
 
     fn change<T>(&mut self, key: &Arc<str>, stamp: Stamp, change: impl FnOnce(&mut Ledger) -> T) -> T {
         let ledger = self.ledgers.entry(Arc::clone(key)).or_default();
+        let before = self.watchers.contains_key(key).then(|| ledger.to_string());
         let outcome = change(ledger);
+        if before.is_some_and(|before| before != ledger.to_string()) {
+            notify(&mut self.watchers, key);
+        }
         self.newest = self.newest.max(ledger.last_number());
         if !ledger.is_in_use(stamp) {
             self.ledgers.remove(key);
@@ -402,6 +421,21 @@ impl Records {
             if gone {
                 self.listeners.remove(&client);
             }
+        }
+    }
+}
+
+/// Notifies those that watch a key, and forgets those that are gone.
+fn notify(watchers: &mut HashMap<Arc<str>, Vec<Weak<Notify>>>, key: &Arc<str>) {
+    if let Some(of_key) = watchers.get_mut(key) {
+        of_key.retain(|watcher| {
+            watcher.upgrade().is_some_and(|watcher| {
+                watcher.notify_one();
+                true
+            })
+        });
+        if of_key.is_empty() {
+            watchers.remove(key);
         }
     }
 }

@@ -215,6 +215,14 @@ pub trait Backend: fmt::Debug + Send + Sync + 'static {
     /// events stays pending forever; it must not end.
     fn events(&self) -> BoxStream<'static, Event>;
 
+    /// Yields whenever who holds this resource may have changed, as far as the store can push that to clients that
+    /// neither hold it nor wait for it. Whoever must not miss a change also inspects the resource from time to time. Never
+    /// ends. By default, nothing is pushed.
+    fn changes(&self, resource: &Resource) -> BoxStream<'static, ()> {
+        let _ = resource;
+        stream::pending().boxed()
+    }
+
     /// The store's address and what it supports.
     fn capabilities(&self) -> &Capabilities;
 

@@ -16,6 +16,7 @@
 //! | `driver`, `shared` | carrying out everything that a client is asked for; what its tasks share |
 //! | `mail`, `mailbox` | messages from other clients |
 //! | `list` | which resources there are |
+//! | `watch` | whether one of them has changed |
 //! | `sweep` | records that nobody has used for a day |
 //! | `check`, `failure` | what the user of a cluster should know about it; errors of etcd in words |
 //!
@@ -47,6 +48,7 @@ mod transaction;
 mod url;
 mod value;
 mod view;
+mod watch;
 mod write;
 
 use std::fmt;
@@ -198,6 +200,10 @@ impl LedgerStore for EtcdStore {
             self.run(page).await.map(Some)
         };
         stream::try_unfold(all, page).boxed()
+    }
+
+    fn changes(&self, key: &Arc<str>) -> BoxStream<'static, ()> {
+        watch::changes(&self.shared, key, &self.runtime)
     }
 
     fn capabilities(&self) -> Capabilities {
