@@ -29,7 +29,8 @@ fn main() -> Result<()> {
     waiters()?;
     semaphores()?;
     stores()?;
-    marketplace()
+    marketplace()?;
+    libraries()
 }
 
 fn uncontended() -> Result<()> {
@@ -197,6 +198,25 @@ fn marketplace() -> Result<()> {
     )
 }
 
+fn libraries() -> Result<()> {
+    const NAME: &str = "one lock, 1 task and 16 tasks";
+    let table = Table::read("libraries", NAME)?;
+    let libraries = ["leasehold", "rslock 0.10", "rlock 0.2", "redis-py"];
+    let column = |column: &str| -> Result<Vec<f64>> {
+        libraries.iter().map(|of| table.number(&[(NAME, of)], column)).collect()
+    };
+    bars(
+        "libraries",
+        "Libraries for locks on Redis, each with its defaults",
+        &libraries,
+        &[
+            Panel::new("lock and release, in round trips", column("in PINGs")?, tenths),
+            Panel::new("16 tasks, one lock: turns per second", column("turns/s")?, count),
+            Panel::new("16 tasks, one lock: longest wait", column("longest wait ms")?, millis),
+        ],
+    )
+}
+
 /// A column of bars.
 struct Panel {
     title: &'static str,
@@ -309,6 +329,10 @@ fn count(value: f64) -> String {
 
 fn few(value: f64) -> String {
     if value < 10.0 { format!("{value:.2}") } else { count(value) }
+}
+
+fn tenths(value: f64) -> String {
+    format!("{value:.1}")
 }
 
 fn micros(value: f64) -> String {
