@@ -59,7 +59,7 @@ async fn exit_statuses() {
         (&redis, vec!["run", "a", "--", "true"], 69, "refused"),
         (&redis, vec!["once", "a", "--tick", "1m", "--", "true"], 69, "refused"),
         (&redis, vec!["elect", "a", "--", "true"], 69, "refused"),
-        (&garbage, vec!["run", "a", "--", "true"], 77, "not a database"),
+        (&garbage, vec!["run", "a", "--", "true"], 77, "not an SQLite database"),
     ];
     let started: Vec<_> = cases.iter().map(|(url, args, ..)| Program::start(url, args)).collect();
     for (program, (url, args, expected, part)) in started.into_iter().zip(&cases) {
