@@ -18,17 +18,16 @@ pub(crate) async fn connect(args: &Args) -> Result<Client, Failure> {
 
 /// The same, not yet connected.
 pub(crate) fn builder(args: &Args) -> Result<ClientBuilder, Failure> {
-    let from_file = match &args.config {
-        Some(path) => Some(read(path)?),
-        None if Path::new(FILE).exists() => Some(read(Path::new(FILE))?),
-        None => None,
-    };
-    let builder = match (from_file, &args.url) {
-        (Some(mut file), Some(url)) => {
-            file.insert("url".to_owned(), url.clone().into());
-            parse(file)?
+    let default = Path::new(FILE);
+    let path = args.config.as_deref().or_else(|| default.exists().then_some(default));
+    let builder = match (path, &args.url) {
+        (Some(path), url) => {
+            let mut file = read(path)?;
+            if let Some(url) = url {
+                file.insert("url".to_owned(), url.clone().into());
+            }
+            file.try_into().map_err(|error: toml::de::Error| invalid(path, error.message()))?
         }
-        (Some(file), None) => parse(file)?,
         (None, Some(url)) => Client::builder(url),
         (None, None) => {
             let failure = Failure::new(USAGE, "no store is named");
@@ -47,10 +46,6 @@ fn read(path: &Path) -> Result<toml::Table, Failure> {
     let text = fs::read_to_string(path).map_err(|error| invalid(path, &error.to_string()))?;
     // Not its `to_string`, which quotes the line: that may have a password.
     text.parse().map_err(|error: toml::de::Error| invalid(path, error.message()))
-}
-
-fn parse(file: toml::Table) -> Result<ClientBuilder, Failure> {
-    file.try_into().map_err(|error: toml::de::Error| invalid(Path::new(FILE), error.message()))
 }
 
 fn invalid(path: &Path, why: &str) -> Failure {

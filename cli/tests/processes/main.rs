@@ -1,0 +1,21 @@
+//! `run`, `once` and `elect` as real processes on real stores, with commands that are real processes too.
+
+#[path = "../../../tests/support/etcd.rs"]
+mod etcd;
+#[path = "../../../tests/support/mysql.rs"]
+mod mysql;
+#[path = "../../../tests/support/postgres.rs"]
+mod postgres;
+mod program;
+mod run;
+mod schedules;
+#[path = "../../../tests/support/sqlite.rs"]
+mod sqlite;
+mod stores;
+#[path = "../../../tests/support/mod.rs"]
+mod support;
+mod terminal;
+#[path = "../../../tests/support/zookeeper.rs"]
+mod zookeeper;
+#[path = "../../../tests/support/zookeeper_wire.rs"]
+mod zookeeper_wire;

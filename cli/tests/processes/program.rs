@@ -1,0 +1,107 @@
+//! The program as a process of its own, as scripts use it.
+
+use std::ffi::OsStr;
+use std::process::Stdio;
+use std::time::Duration;
+
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
+use tokio::io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufReader, Lines};
+use tokio::process::{Child, ChildStderr, ChildStdin, ChildStdout, Command};
+
+use crate::support::within;
+
+/// The program under test.
+pub(crate) const PROGRAM: &str = env!("CARGO_BIN_EXE_leasehold");
+
+/// For what should happen at once, on a busy machine.
+pub(crate) const SOON: Duration = Duration::from_secs(20);
+
+/// A running program. It is killed when dropped, and its command with it.
+pub(crate) struct Program {
+    child: Child,
+    stdin: Option<ChildStdin>,
+    stdout: Lines<BufReader<ChildStdout>>,
+    stderr: Lines<BufReader<ChildStderr>>,
+}
+
+impl Program {
+    /// `leasehold` with these arguments, on this store.
+    pub(crate) fn start<S: AsRef<OsStr>>(url: &str, args: &[S]) -> Self {
+        let mut command = Command::new(PROGRAM);
+        command.args(args).env("LEASEHOLD_URL", url);
+        Self::spawn(command)
+    }
+
+    /// Any program.
+    pub(crate) fn spawn(mut command: Command) -> Self {
+        // Not what the machine is configured with.
+        command.env_remove("LEASEHOLD_CONFIG").env_remove("LEASEHOLD_LABEL").current_dir("/");
+        command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped()).kill_on_drop(true);
+        let mut child = command.spawn().expect("the program starts");
+        let stdin = child.stdin.take();
+        let stdout = BufReader::new(child.stdout.take().expect("piped")).lines();
+        let stderr = BufReader::new(child.stderr.take().expect("piped")).lines();
+        Self { child, stdin, stdout, stderr }
+    }
+
+    /// The next line of standard output.
+    #[track_caller]
+    pub(crate) fn line(&mut self) -> impl Future<Output = String> {
+        let line = within(SOON, self.stdout.next_line());
+        async { line.await.expect("it can be read").unwrap_or_default() }
+    }
+
+    /// The next line of standard error.
+    #[track_caller]
+    pub(crate) fn message(&mut self) -> impl Future<Output = String> {
+        let line = within(SOON, self.stderr.next_line());
+        async { line.await.expect("it can be read").unwrap_or_default() }
+    }
+
+    /// Until it says that it waits.
+    #[track_caller]
+    pub(crate) fn until_it_waits(&mut self) -> impl Future<Output = ()> {
+        let message = self.message();
+        async { assert!(message.await.contains("waiting for"), "it waits") }
+    }
+
+    pub(crate) async fn type_in(&mut self, text: &str) {
+        let stdin = self.stdin.as_mut().expect("open");
+        stdin.write_all(text.as_bytes()).await.expect("it reads");
+        stdin.flush().await.expect("it reads");
+    }
+
+    /// The end of its standard input.
+    pub(crate) fn close_stdin(&mut self) {
+        self.stdin = None;
+    }
+
+    pub(crate) fn signal(&self, signal: Signal) {
+        let pid = self.child.id().expect("it was not waited for");
+        kill(Pid::from_raw(pid.cast_signed()), signal).expect("it runs");
+    }
+
+    /// Its exit status, and what it has printed that was not read.
+    #[track_caller]
+    pub(crate) fn end(self) -> impl Future<Output = (i32, String, String)> {
+        let Self { mut child, stdin, stdout, stderr } = self;
+        within(SOON, async move {
+            drop(stdin);
+            let (mut out, mut err) = (String::new(), String::new());
+            let (mut stdout, mut stderr) = (stdout.into_inner(), stderr.into_inner());
+            let ended =
+                tokio::join!(child.wait(), stdout.read_to_string(&mut out), stderr.read_to_string(&mut err));
+            (ended.0.expect("it is ours").code().unwrap_or(-1), out, err)
+        })
+    }
+}
+
+/// Whether a process runs, or could.
+pub(crate) fn is_alive(pid: &str) -> bool {
+    let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
+    // The state follows the name, which is in brackets. A zombie is only remembered.
+    stat.rsplit(')')
+        .next()
+        .is_some_and(|rest| !matches!(rest.trim_start().chars().next(), None | Some('Z' | 'X')))
+}
