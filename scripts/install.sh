@@ -9,6 +9,7 @@
 # | PgBouncer | `pgbouncer` | |
 # | etcd 3.4 or later | `etcd`, `etcdctl` | LEASEHOLD_ETCD_BIN, the directory of both |
 # | ZooKeeper 3.5 or later, and Java | `/usr/share/java/zookeeper.jar` | LEASEHOLD_ZOOKEEPER_CLASSPATH, what `java` needs to find it |
+# | tmux, for the tests of the command line | `tmux` | |
 # | MariaDB 10.5 or later, or MySQL 8.0 or later | `mariadbd`, `mysqld` | LEASEHOLD_MYSQL_SERVER, a program |
 set -euo pipefail
 
@@ -64,6 +65,7 @@ have etcd || missing+=(etcd-server)
 have etcdctl || missing+=(etcd-client)
 have_zookeeper || missing+=(zookeeper default-jre-headless)
 have_mysql || missing+=(mariadb-server)
+have tmux || missing+=(tmux)
 have_openssl || missing+=(libssl-dev pkg-config)
 [[ ${#missing[@]} -gt 0 ]] || exit 0
 
