@@ -191,7 +191,7 @@ async fn on_redis() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn on_redlock() {
     let Some(nodes) = Nodes::start_or_skip("the command line on Redlock", 3) else { return };
-    let url = format!("{}?connect_timeout=10s", nodes.url());
+    let url = format!("{}?connect_timeout=10s&node_timeout=1s", nodes.url());
     everything_is_seen_and_a_lock_is_broken(&url, false, true).await;
     let api = client(&url, "api-7").await;
     let _held = api.mutex("a").expect("valid").lock().await.expect("free");
@@ -513,7 +513,7 @@ async fn watch_costs_little_under_load() {
         f64::from(all) / elapsed
     ));
     assert!(
-        rate > 2.0 && rate <= MAX_REQUESTS,
+        rate > 0.5 && rate <= MAX_REQUESTS,
         "{rate}: {:#?}",
         requests.iter().take(40).collect::<Vec<_>>()
     );
