@@ -89,7 +89,7 @@ async fn live(
 ) -> Result<(), Failure> {
     let mut view = View::new(client.store(), &wanted.prefix, has_color());
     let mut keys = keyboard::read();
-    let (mut looking, mut next) = (None, Instant::now());
+    let (mut looking, mut next): (Option<BoxFuture<'_, Look>>, _) = (None, Instant::now());
     loop {
         view.away = away(client);
         terminal.draw(|frame| draw::draw(frame, &mut view)).map_err(|error| no_terminal(&error))?;
