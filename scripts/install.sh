@@ -10,6 +10,7 @@
 # | etcd 3.4 or later | `etcd`, `etcdctl` | LEASEHOLD_ETCD_BIN, the directory of both |
 # | ZooKeeper 3.5 or later, and Java | `/usr/share/java/zookeeper.jar` | LEASEHOLD_ZOOKEEPER_CLASSPATH, what `java` needs to find it |
 # | the program `sqlite3`, for the commands of the guide | `sqlite3` | |
+# | tmux, for the tests of the command line | `tmux` | |
 # | MariaDB 10.5 or later, or MySQL 8.0 or later | `mariadbd`, `mysqld` | LEASEHOLD_MYSQL_SERVER, a program |
 set -euo pipefail
 
@@ -66,6 +67,7 @@ have etcdctl || missing+=(etcd-client)
 have_zookeeper || missing+=(zookeeper default-jre-headless)
 have_mysql || missing+=(mariadb-server)
 have sqlite3 || missing+=(sqlite3)
+have tmux || missing+=(tmux)
 have_openssl || missing+=(libssl-dev pkg-config)
 [[ ${#missing[@]} -gt 0 ]] || exit 0
 

@@ -250,7 +250,7 @@ pub(crate) struct Watch {
     /// Only names that begin so
     #[arg(default_value = "", hide_default_value = true)]
     pub(crate) prefix: String,
-    /// How often to look, at most: never for more than a tenth of the time
+    /// How often to look, at most: never for more than a quarter of the time
     #[arg(long, value_parser = humantime::parse_duration, default_value = "500ms", value_name = "TIME")]
     pub(crate) every: Duration,
 }

@@ -6,6 +6,7 @@
 //! `waiting` shows who holds what is awaited.
 
 #![expect(clippy::future_not_send, reason = "the program has one thread of its own")]
+#![cfg_attr(test, allow(clippy::unwrap_used, reason = "a test that panics has failed"))]
 
 mod args;
 mod commands;

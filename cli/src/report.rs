@@ -193,7 +193,7 @@ pub(crate) struct Event {
 
 /// How many permits of a read/write lock stand for what.
 fn mode(purpose: Purpose, permits: u32) -> Option<&'static str> {
-    (purpose == Purpose::RwLock).then(|| if permits == RwLock::MAX_READERS { "write" } else { "read" })
+    (purpose == Purpose::RwLock).then_some(if permits == RwLock::MAX_READERS { "write" } else { "read" })
 }
 
 /// To the millisecond.

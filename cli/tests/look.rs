@@ -72,8 +72,25 @@ async fn leasehold(url: &str, args: &[&str]) -> Output {
     output
 }
 
+/// The same, again if the store of this machine has not answered within 2 s because that is busy.
+async fn leasehold_at_store(url: &str, args: &[&str]) -> Output {
+    let end = Instant::now() + SOON;
+    loop {
+        let output = leasehold(url, args).await;
+        if output.status != 69 || Instant::now() > end {
+            return output;
+        }
+    }
+}
+
 async fn client(url: &str, label: &str) -> Client {
-    Client::builder(url).label(label).connect().await.expect("the store answers")
+    let end = Instant::now() + SOON;
+    loop {
+        match Client::builder(url).label(label).connect().await {
+            Err(Error::StoreUnavailable { .. }) if Instant::now() < end => {}
+            connected => return connected.expect("the store answers"),
+        }
+    }
 }
 
 fn kinds_and_names(lines: &[Value]) -> BTreeSet<(String, String)> {
@@ -100,19 +117,19 @@ async fn everything_is_seen_and_a_lock_is_broken(url: &str, has_semaphores: bool
     let waiting = tokio::spawn(async move { next.lock().await });
     eventually(SOON, || async { mutex.inspect().await.is_ok_and(|now| now.waiters.len() == 1) }).await;
 
-    let listed = leasehold(url, &["list", "--json"]).await;
+    let listed = leasehold_at_store(url, &["list", "--json"]).await;
     let lines = listed.json();
     let expected: BTreeSet<_> =
         expected.into_iter().map(|(kind, name)| (kind.to_owned(), name.to_owned())).collect();
     assert_eq!((listed.status, kinds_and_names(&lines)), (0, expected), "{listed:?}");
     let nightly = lines.iter().find(|line| line["name"] == "nightly").expect("it is listed");
     assert_eq!((&nightly["waiters"], &nightly["holders"][0]["token"]), (&1.into(), &token.into()));
-    let table = leasehold(url, &["list", "night"]).await;
+    let table = leasehold_at_store(url, &["list", "night"]).await;
     let rows: Vec<_> = table.stdout.lines().collect();
     assert!(rows.len() == 2 && rows[0].starts_with("NAME"), "{table:?}");
     assert!(rows[1].starts_with("nightly") && rows[1].contains("api-7"), "{table:?}");
 
-    let shown = leasehold(url, &["show", "nightly", "--json"]).await;
+    let shown = leasehold_at_store(url, &["show", "nightly", "--json"]).await;
     let lines = shown.json();
     let [line] = &lines[..] else { panic!("{shown:?}") };
     let holder = &line["holders"][0];
@@ -120,14 +137,14 @@ async fn everything_is_seen_and_a_lock_is_broken(url: &str, has_semaphores: bool
     assert!(holder["held_seconds"].is_f64() && holder["since"].is_string(), "{line}");
     assert!(holder["remaining_seconds"].as_f64().is_some_and(|left| left > 0.0 && left <= 6.0), "{line}");
     assert_eq!(line["waiting"][0]["label"], "worker-3", "{line}");
-    let text = leasehold(url, &["show", "nightly"]).await.stdout;
+    let text = leasehold_at_store(url, &["show", "nightly"]).await.stdout;
     assert!(text.contains("held by   api-7") && text.contains("1. worker-3"), "{text}");
-    let printed = leasehold(url, &["token", "nightly"]).await;
+    let printed = leasehold_at_store(url, &["token", "nightly"]).await;
     assert_eq!((printed.status, printed.stdout.trim()), (0, &*token.to_string()));
 
     if has_semaphores {
         for (name, what) in [("slots", "a semaphore"), ("prices", "a read/write lock")] {
-            let refused = leasehold(url, &["break", name, "--yes"]).await;
+            let refused = leasehold_at_store(url, &["break", name, "--yes"]).await;
             let says = format!("{name} is {what}, which cannot be broken; it is held by api-7");
             assert!(refused.status == 64 && refused.stderr.contains(&says), "{refused:?}");
         }
@@ -136,7 +153,7 @@ async fn everything_is_seen_and_a_lock_is_broken(url: &str, has_semaphores: bool
         let ended = held.protect(pending::<()>()).await;
         (ended, Instant::now())
     });
-    let broken = leasehold(url, &["break", "nightly", "--yes", "--json"]).await;
+    let broken = leasehold_at_store(url, &["break", "nightly", "--yes", "--json"]).await;
     let exited = Instant::now();
     let line = &broken.json()[0];
     assert_eq!(
@@ -151,9 +168,9 @@ async fn everything_is_seen_and_a_lock_is_broken(url: &str, has_semaphores: bool
     // 100 ms on a machine that has nothing else to do.
     assert!(!tells_at_once || after < Duration::from_secs(1), "{after:?}");
     let next = within(SOON, waiting).await.expect("it does not panic").expect("granted");
-    let printed = leasehold(url, &["token", "nightly"]).await;
+    let printed = leasehold_at_store(url, &["token", "nightly"]).await;
     assert_eq!(printed.stdout.trim(), next.token().to_string());
-    let broken = leasehold(url, &["break", "reports", "--yes"]).await;
+    let broken = leasehold_at_store(url, &["break", "reports", "--yes"]).await;
     assert_eq!(broken.status, 0, "{broken:?}");
     within(SOON, leader.lost()).await;
     drop((permits, next));
@@ -174,11 +191,11 @@ async fn on_redis() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn on_redlock() {
     let Some(nodes) = Nodes::start_or_skip("the command line on Redlock", 3) else { return };
-    let url = format!("{}?connect_timeout=10s", nodes.url());
+    let url = format!("{}?connect_timeout=10s&node_timeout=1s", nodes.url());
     everything_is_seen_and_a_lock_is_broken(&url, false, true).await;
     let api = client(&url, "api-7").await;
     let _held = api.mutex("a").expect("valid").lock().await.expect("free");
-    let shown = leasehold(&url, &["show", "a", "--json"]).await;
+    let shown = leasehold_at_store(&url, &["show", "a", "--json"]).await;
     assert_eq!(shown.json()[0]["nodes"].as_array().map(Vec::len), Some(3), "{shown:?}");
 }
 
@@ -231,7 +248,7 @@ async fn statuses_and_messages_say_what_to_do_next() {
         (&["show", ""], 64, "empty"),
         (&["show", "a", "--kind", "lock"], 64, "--kind"),
         (&["list", "--url", "redis://:hunter2@127.0.0.1:1"], 69, "redis://127.0.0.1:1"),
-        (&["list", "--url", "nowhere://:hunter2@a"], 64, "nowhere"),
+        (&["list", "--url", "nowhere://:hunter2@a"], 64, "its scheme is not one of"),
     ] {
         let output = leasehold(url, args).await;
         assert_eq!(output.status, status, "{args:?}: {output:?}");
@@ -263,9 +280,9 @@ async fn wait_takes_no_place_and_ends_when_the_lock_is_free() {
     // A semaphore is free while it has a permit.
     let slots = api.counting_semaphore("slots", 2).expect("valid");
     let _one = slots.acquire().await.expect("free");
-    assert_eq!(leasehold(&url, &["wait", "slots"]).await.status, 0);
+    assert_eq!(leasehold_at_store(&url, &["wait", "slots"]).await.status, 0);
     let _two = slots.acquire().await.expect("free");
-    assert_eq!(leasehold(&url, &["wait", "slots", "--timeout", "100ms"]).await.status, 75);
+    assert_eq!(leasehold_at_store(&url, &["wait", "slots", "--timeout", "100ms"]).await.status, 75);
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -279,14 +296,14 @@ async fn names_of_others_do_nothing_to_the_terminal_and_prefixes_of_the_file_hol
     let settings = file.directory().join("leasehold.toml");
     std::fs::write(&settings, "url = \"sqlite:none\"\n[mutex]\nprefix = \"shop:\"\n").expect("writable");
     let settings = settings.to_str().expect("UTF-8");
-    let output = leasehold(&url, &["list", "--config", settings]).await;
+    let output = leasehold_at_store(&url, &["list", "--config", settings]).await;
     assert!(output.stdout.contains("a\\u{1b}[31mb") && !output.stdout.contains('\u{1b}'), "{output:?}");
-    let output = leasehold(&url, &["list", "--json", "--config", settings]).await;
+    let output = leasehold_at_store(&url, &["list", "--json", "--config", settings]).await;
     let expected = [("mutex", "a\u{1b}[31mb"), ("election", "e")];
     let expected = expected.map(|(kind, name)| (kind.to_owned(), name.to_owned()));
     assert_eq!(kinds_and_names(&output.json()), expected.into());
     // Without the file, these are the names of nobody.
-    assert_eq!(leasehold(&url, &["list"]).await.stdout, "");
+    assert_eq!(leasehold_at_store(&url, &["list"]).await.stdout, "");
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -341,6 +358,8 @@ async fn watch_sorts_filters_shows_one_and_survives_a_restart_of_the_store() {
     terminal.send(&["Escape"]);
     terminal.until(SOON, |text| text.contains("filter: ODD") && text.contains("NAME")).await;
     terminal.send(&["Escape"]);
+    terminal.until(SOON, |text| text.contains("40 held or awaited")).await;
+    terminal.send(&["Home"]);
     terminal.until(SOON, |text| text.contains("machine:000")).await;
 
     server.kill();
@@ -364,12 +383,12 @@ async fn watch_uses_no_color_if_told_so_and_restores_the_terminal_when_it_is_end
     let file = SqliteFile::new();
     let url = file.url();
     let _held = client(&url, "api-7").await.mutex("a").expect("valid").lock().await.expect("free");
-    let cyan = "\u{1b}[1m\u{1b}[36m";
     for (variables, has_color, signal) in [(&[("NO_COLOR", "1")][..], false, "INT"), (&[], true, "TERM")] {
         let Some(terminal) = Terminal::start(&url, "watch", variables, 80, 20) else { return };
         terminal.until(SOON, |text| text.contains("1 held or awaited")).await;
         let colored = terminal.colored();
-        assert_eq!(colored.contains("[36m"), has_color, "{colored:?}, {cyan:?}");
+        let is_cyan = ["[36m", "38;5;6m"].iter().any(|code| colored.contains(code));
+        assert_eq!(is_cyan, has_color, "{colored:?}");
         terminal.signal(signal);
         terminal.until(SOON, |text| text.contains("status 0") && text.contains("terminal: icanon")).await;
     }
@@ -438,29 +457,31 @@ async fn watch_costs_little_under_load() {
     }))
     .await;
     let mut tasks = Vec::new();
-    for (n, client) in clients.iter().enumerate() {
-        for m in 0..LOCKS / CLIENTS {
-            let mutex = client.mutex(&format!("machine:{:03}", n * LOCKS / CLIENTS + m)).expect("valid");
+    for n in 0..LOCKS {
+        // One lock of ten is busy: two clients pass it to each other. The others are held.
+        let (is_busy, owner) = (n % 10 == 0, n % CLIENTS);
+        let users = if is_busy { vec![owner, (owner + 1) % CLIENTS] } else { vec![owner] };
+        for user in users {
+            let mutex = clients[user].mutex(&format!("machine:{n:03}")).expect("valid");
             let stop = Arc::clone(&stop);
-            // One of ten is busy, and its neighbour wants it too.
-            let other = clients[(n + 1) % CLIENTS].mutex(mutex.name()).expect("valid");
             tasks.push(tokio::spawn(async move {
                 while !stop.load(Ordering::Relaxed) {
-                    let handle = if m == 0 { [&mutex, &other] } else { [&mutex, &mutex] };
-                    for handle in handle {
-                        let guard = handle.lock().await.expect("granted");
-                        while m > 0 && !stop.load(Ordering::Relaxed) {
-                            sleep(Duration::from_millis(100)).await;
-                        }
-                        sleep(Duration::from_millis(10)).await;
-                        guard.release().await.expect("held");
+                    let guard = mutex.lock().await.expect("granted");
+                    sleep(Duration::from_millis(20)).await;
+                    while !is_busy && !stop.load(Ordering::Relaxed) {
+                        sleep(Duration::from_millis(100)).await;
                     }
+                    guard.release().await.expect("held");
                 }
             }));
         }
     }
     let Some(terminal) = Terminal::start(&url, "watch --label watcher", &[], 140, 50) else { return };
-    let is_full = |text: &str| text.contains(" held or awaited") && text.contains("machine:030");
+    // Some of the busy ones may be free at that moment.
+    let is_full = |text: &str| {
+        let count = text.split_whitespace().next().and_then(|word| word.parse::<usize>().ok());
+        count.is_some_and(|count| count > LOCKS * 9 / 10)
+    };
     terminal.until(SOON, is_full).await;
     let mut raw = server.raw();
     let connections = raw.send(&["CLIENT", "LIST"]).text().expect("a text");
@@ -492,7 +513,7 @@ async fn watch_costs_little_under_load() {
         f64::from(all) / elapsed
     ));
     assert!(
-        rate > 2.0 && rate <= MAX_REQUESTS,
+        rate > 0.5 && rate <= MAX_REQUESTS,
         "{rate}: {:#?}",
         requests.iter().take(40).collect::<Vec<_>>()
     );
@@ -508,7 +529,13 @@ async fn watch_costs_little_under_load() {
 async fn the_demo_ends_well_and_tells_its_story() {
     let output = leasehold("memory:", &["demo"]).await;
     assert_eq!(output.status, 0, "{output:?}");
-    for part in ["dies while it holds the lock", "takes over", "is paused for 5 s", "writes late: refused"] {
+    for part in [
+        "dies while it holds the lock",
+        "after the death",
+        "is paused for 5 s",
+        "after the pause",
+        "writes late: refused",
+    ] {
         assert!(output.stdout.contains(part), "{part}: {}", output.stdout);
     }
 }

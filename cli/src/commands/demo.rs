@@ -76,6 +76,8 @@ struct Seen {
     grants: [u32; WORKERS],
     newest_token: u64,
     died: Option<Instant>,
+    /// Since when a worker is paused that still holds the lock.
+    paused: Option<Instant>,
     /// From the death of the holder to the next grant.
     taken_over_after: Option<Duration>,
     late_write_was_refused: bool,
@@ -127,10 +129,15 @@ impl Stage {
         let taken_over_after =
             seen.died.filter(|_| seen.taken_over_after.is_none()).map(|died| died.elapsed());
         seen.taken_over_after = seen.taken_over_after.or(taken_over_after);
+        let paused = seen.paused.take();
         drop(seen);
         if let Some(after) = taken_over_after {
             let text =
                 format!("takes over {} after the death, when the lease has ended", output::time(after));
+            self.tell(Some(worker), &text).await;
+        }
+        if let Some(paused) = paused {
+            let text = format!("takes over {} after the pause began", output::time(paused.elapsed()));
             self.tell(Some(worker), &text).await;
         }
     }
@@ -246,6 +253,7 @@ impl Worker {
     async fn pause(&self, guard: Guard) {
         self.backend.cut_off();
         self.stage.set(self.number, Doing::Paused).await;
+        self.stage.seen.lock().await.paused = Some(Instant::now());
         let text = "is paused for 5 s while it holds the lock: its lease is not renewed";
         self.stage.tell(Some(self.number), text).await;
         sleep_until(Instant::now() + PAUSE).await;

@@ -1,9 +1,9 @@
 //! Snapshots as text or JSON, one after the other, where there is no terminal.
 
 use leasehold::Client;
-use tokio::time::{Instant, sleep_until};
+use tokio::time::sleep_until;
 
-use super::{Look, Seen, Signals, away, look};
+use super::{Seen, Signals, away, look};
 use crate::args::{Args, Watch};
 use crate::commands::list::{self, Row};
 use crate::exit::Failure;
@@ -18,11 +18,12 @@ pub(super) async fn print(
     signals: &mut Signals,
 ) -> Result<(), Failure> {
     loop {
-        let Look { found, took } = tokio::select! {
+        let look = tokio::select! {
             () = signals.recv() => return Ok(()),
             look = look(client, &wanted.prefix, None) => look,
         };
-        let next = Instant::now() + wanted.every.max(took * super::REST);
+        let next = look.next(wanted.every);
+        let found = look.found;
         let error = found.as_ref().err().map(|error| away(client).unwrap_or_else(|| error.clone()));
         let seen = found.ok();
         let text = if args.json {

@@ -23,8 +23,8 @@ use crate::find::Found;
 use crate::{output, report, store};
 use view::{View, Wish};
 
-/// Looking at a store with a great many locks takes time; this many times as long passes between two looks.
-const REST: u32 = 10;
+/// Looking at a store with a great many locks takes time: at most one part in so many of all time.
+const SHARE: u32 = 4;
 /// While the store is away, its state is shown so often.
 const WHILE_AWAY: Duration = Duration::from_secs(1);
 
@@ -89,7 +89,7 @@ async fn live(
 ) -> Result<(), Failure> {
     let mut view = View::new(client.store(), &wanted.prefix, has_color());
     let mut keys = keyboard::read();
-    let (mut looking, mut next) = (None, Instant::now());
+    let (mut looking, mut next): (Option<BoxFuture<'_, Look>>, _) = (None, Instant::now());
     loop {
         view.away = away(client);
         terminal.draw(|frame| draw::draw(frame, &mut view)).map_err(|error| no_terminal(&error))?;
@@ -104,9 +104,8 @@ async fn live(
             },
             Some(look) = OptionFuture::from(looking.as_mut()) => {
                 looking = None;
-                let Look { found, took } = look;
-                next = Instant::now() + wanted.every.max(took * REST);
-                view.update(found);
+                next = look.next(wanted.every);
+                view.update(look.found);
             }
             () = sleep_until(next), if looking.is_none() => {
                 looking = Some(look(client, &wanted.prefix, view.shown_in_detail()));
@@ -119,7 +118,15 @@ async fn live(
 /// What one look has found, and how long it took.
 struct Look {
     found: Result<Seen, String>,
+    begun: Instant,
     took: Duration,
+}
+
+impl Look {
+    /// When the next one is due.
+    fn next(&self, every: Duration) -> Instant {
+        self.begun + every.max(self.took * SHARE)
+    }
 }
 
 /// What the store has now, and the one that is shown in detail.
@@ -132,7 +139,7 @@ fn look<'a>(client: &'a Client, prefix: &'a str, detail: Option<(Purpose, String
     async move {
         let begun = Instant::now();
         let found = see(client, prefix, detail).await.map_err(|error| error.to_string());
-        Look { found, took: begun.elapsed() }
+        Look { found, begun, took: begun.elapsed() }
     }
     .boxed()
 }
