@@ -25,6 +25,8 @@
 //! lease (all clocks of the model run at the same speed). Semaphores and re-entering are compared with the ledger in
 //! `tests/model`.
 
+#[cfg(test)]
+mod against_ledger;
 mod calm;
 mod client;
 mod explore;
