@@ -197,6 +197,8 @@ impl Ledger {
         // Extend its place before the queue is served.
         if let Some(place) = self.places.get(&lease).and_then(|ticket| self.queue.get_mut(ticket)) {
             place.ends = ends;
+            // It ends earlier than before if the clock was set back.
+            self.next_end = self.next_end.min(ends);
         }
         self.serve_all(&request.lease.resource, stamp, effects);
         if let Some(grant) = self.granted_before(lease, stamp, effects) {
@@ -931,6 +933,19 @@ mod tests {
             assert_eq!(site.renew(&holder), Renewal::Renewed);
         }
         assert_eq!(site.inspect().waiters.len(), 1, "the other one did not ask");
+    }
+
+    #[test]
+    fn a_place_that_was_repeated_after_the_clock_was_set_back_ends_a_ttl_later() {
+        let mut site = Site::new(Kind::Mutex, 1);
+        site.pass(8);
+        let (holder, _) = site.hold(1);
+        let (waiter, _) = site.queue(1);
+        site.now -= 5 * SECOND;
+        site.request(&waiter);
+        site.pass(10);
+        site.release(&holder);
+        assert!(site.granted().is_empty(), "nobody waits any more");
     }
 
     #[test]

@@ -4,6 +4,7 @@
 //! |---|---|
 //! | [`lock`] | a lock on one store: its clients, the network, the clocks, and all faults |
 //! | `client` | what a client knows of its lease, and makes of answers and messages |
+//! | [`redlock`] | a lock on a majority of several stores |
 //! | [`store`] | what the store keeps, and what each operation does to it |
 //! | `calm` | I5: from every state, everybody is served in time if nothing more goes wrong |
 //! | `explore` | visiting all states, and a short way to the first one that breaks a property |
@@ -25,10 +26,13 @@
 //! lease (all clocks of the model run at the same speed). Semaphores and re-entering are compared with the ledger in
 //! `tests/model`.
 
+#[cfg(test)]
+mod against_ledger;
 mod calm;
 mod client;
 mod explore;
 pub mod lock;
+pub mod redlock;
 pub mod store;
 mod variant;
 
@@ -38,6 +42,7 @@ pub use variant::Variant;
 #[cfg(test)]
 mod tests {
     use super::lock::Lock;
+    use super::redlock::Redlock;
     use super::*;
 
     /// All states are visited, and nothing is broken.
@@ -131,5 +136,52 @@ mod tests {
     #[test]
     fn nothing_else_breaks_when_the_clock_of_the_store_is_set() {
         holds("jumps", Lock { jumps: 1, data: true, ..lock(2, 1, 2) });
+    }
+
+    /// As [`holds`].
+    fn majority_holds(lock: Redlock) {
+        let lock = Redlock { variant: Variant::Correct, ..lock };
+        let explored = explore(lock);
+        println!("{lock:?}: {explored}");
+        assert!(
+            explored.broken.is_none() && explored.missing.is_empty(),
+            "{explored}, {:?}",
+            explored.missing
+        );
+    }
+
+    fn majority_breaks(property: &'static str, lock: Redlock) {
+        let explored = break_property(lock, property);
+        println!("{:?}: {explored}", lock.variant);
+        assert!(explored.broken.is_some(), "{:?} was not found: {explored}", lock.variant);
+    }
+
+    const EARLIER_VOTES: Redlock = Redlock::new(Variant::CountsEarlierVotes, 2, 2, 0);
+    const RESTORED_NODES: Redlock =
+        Redlock { faults: 1, renewals: true, ..Redlock::new(Variant::CountsRestoredNodes, 2, 1, 1) };
+    const OWN_TOKENS: Redlock = Redlock { faults: 1, ..Redlock::new(Variant::KeepsTokensToItself, 2, 1, 0) };
+
+    #[test]
+    fn a_majority_with_earlier_votes_breaks_exclusion() {
+        majority_breaks("I1", EARLIER_VOTES);
+    }
+
+    #[test]
+    fn a_majority_with_restored_nodes_breaks_exclusion() {
+        majority_breaks("I1", RESTORED_NODES);
+    }
+
+    #[test]
+    fn a_token_that_is_not_written_back_is_issued_again() {
+        majority_holds(OWN_TOKENS);
+        majority_breaks("I2", OWN_TOKENS);
+    }
+
+    /// Takes minutes: `cargo test --release -p leasehold-torture -- --ignored --nocapture`.
+    #[test]
+    #[ignore = "visits millions of states"]
+    fn a_majority_keeps_its_promises_at_larger_sizes() {
+        majority_holds(EARLIER_VOTES);
+        majority_holds(RESTORED_NODES);
     }
 }

@@ -41,7 +41,7 @@ pub struct Store {
     /// In the order of their tickets.
     pub(super) queue: Vec<Place>,
     /// The last number issued.
-    last: Number,
+    pub(super) last: Number,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]

@@ -26,10 +26,10 @@ pub enum Variant {
     BelievesLateGrants,
     /// A request takes a lock that has become free by itself, although others wait for it (I7).
     OvertakesTheQueue,
+    /// A Redlock request counts votes of an earlier attempt, after which the nodes were told to forget it (I1).
+    CountsEarlierVotes,
     /// A Redlock renewal counts the nodes that had lost the lease and receive it again (I1).
     CountsRestoredNodes,
-    /// A Redlock request counts votes that a node gave in an earlier attempt, and which it was told to forget (I1).
-    CountsEarlierVotes,
     /// The greatest token of a Redlock majority is not written back before it is used (I2).
     KeepsTokensToItself,
 }
