@@ -289,7 +289,7 @@ async fn send(mut sender: Sender<Item>, item: Item) {
 
 #[cfg(test)]
 mod tests {
-    use std::time::Duration;
+    use std::time::{Duration, SystemTime};
 
     use futures::TryStreamExt;
 
@@ -321,7 +321,8 @@ mod tests {
             let _gate = client.fair_semaphore("y", 3).unwrap().acquire().await.unwrap();
             let every = Ticks::every(Duration::from_secs(3600));
             let options = OnceOptions::new().at_least_for(Duration::from_secs(60));
-            let schedule = client.once_with("x", every, options).unwrap();
+            let begun = SystemTime::UNIX_EPOCH + Duration::from_secs(7200);
+            let schedule = client.once_with("x", every, options).unwrap().by_clock(move || begun);
             let during =
                 schedule.try_run(async |_| found(&client, "x").await).await.unwrap().expect("it is due");
             let named = |purpose, name: &str| (purpose, name.to_owned());
