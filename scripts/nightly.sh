@@ -4,4 +4,5 @@ set -euo pipefail
 cd "$(dirname "$0")/.."
 
 scripts/deny.sh
+scripts/book.sh
 scripts/semver.sh

@@ -315,7 +315,7 @@ promises_on! {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn on_etcd_a_change_is_pushed_to_an_observer() {
     let Some(store) = etcd::EtcdServer::start_or_skip("a change is pushed") else { return };
-    let (campaigning, watching) = (election(&store.url(), LEASE).await, election(&store.url(), LEASE).await);
+    let (campaigning, watching) = (election(&store.url(), LEASE), election(&store.url(), LEASE));
     let mut leaders = watching.observe_looking_every(SECOND * 600);
     assert_eq!(within(SOON, leaders.next()).await, Some(None));
     for n in 0..3 {

@@ -295,12 +295,15 @@ mod found {
         agree_on_all(stores::Zookeeper::start_or_skip);
     }
 
+    /// A sequence that went wrong once.
+    type Known = fn(&mut dyn Runs);
+
     macro_rules! named {
         ($($name:ident),*) => { &[$((stringify!($name), $name)),*] };
     }
 
     /// What went wrong, and the sequences that showed it.
-    const ALL: &[(&str, fn(&mut dyn Runs))] = named![
+    const ALL: &[(&str, Known)] = named![
         a_limit_lapses_whether_or_not_it_is_inspected,
         a_limit_that_is_changed_after_it_lapsed_begins_a_version,
         a_dead_waiter_does_not_keep_a_limit_in_force,
