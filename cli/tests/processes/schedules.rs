@@ -80,7 +80,7 @@ async fn a_tick_is_run_again_if_its_runner_is_killed_or_stopped() {
     for signal in [Signal::SIGKILL, Signal::SIGTERM] {
         let mut first = start("echo $$; sleep 1000");
         let command = first.line().await;
-        let mut second = start("echo $$; read -r _; exit 1");
+        let mut second = start("echo $$; sleep 1000");
         first.signal(signal);
         let again = second.line().await;
         assert!(!is_alive(&command) && is_alive(&again), "{signal}: {command} {again}");
@@ -113,7 +113,7 @@ async fn the_command_of_a_tick_or_a_leader_is_ended_when_the_lease_is_lost() {
 async fn another_candidate_leads_when_the_leader_is_killed() {
     let file = SqliteFile::new();
     let url = file.url();
-    let args = ["elect", "leader", "--ttl", "1s", "--value", "v", "--", "sh", "-c", "echo $$; read -r _"];
+    let args = ["elect", "leader", "--ttl", "1s", "--value", "v", "--", "sh", "-c", "echo $$; sleep 1000"];
     let mut first = Program::start(&url, &args);
     let command = first.line().await;
     let mut second = Program::start(&url, &args);
