@@ -19,7 +19,7 @@ fi
 rm -rf "$book"
 said=$("$mdbook" build docs 2>&1) || { printf '%s\n' "$said" >&2; exit 1; }
 if grep -E '\[(WARN|ERROR)\]|^ *(WARN|ERROR) ' <<<"$said" >&2; then
-    echo "scripts/book.sh: mdbook is not content" >&2
+    echo "scripts/book.sh: mdbook printed warnings" >&2
     exit 1
 fi
 

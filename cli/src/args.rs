@@ -36,7 +36,7 @@ pub(crate) struct Args {
 /// For `--help` and the manual page.
 const EXIT_STATUS: &str = "\
 Exit status:
-  0    success; `run` and `elect` end with the status of their command
+  0    success; `run`, `elect` and `once --now` end with the status of their command
   1    the answer is no: nothing to show, nothing to break, a finding of `check`
   64   invalid arguments or configuration
   69   the store could not be reached
@@ -71,7 +71,7 @@ impl Color {
 pub(crate) enum Command {
     /// Run a command while holding a lock
     Run(Run),
-    /// Run a command once per tick of a timetable, on one of all machines that do the same
+    /// Run a command once per tick of a timetable, on one of the machines that run the same command
     Once(Once),
     /// Run a command while leading, and again after a loss
     Elect(Elect),
