@@ -51,7 +51,7 @@ build_everything() {
             echo "broken $name"
             continue
         fi
-        sed -n 's|.*"manifest_path":"\([^"]*\)/Cargo.toml","target":{"kind":\["\([^"]*\)".*"test":true}.*"executable":"\([^"]*\)".*|\1 \2 \3|p' \
+        sed -n 's|.*"manifest_path":"\([^"]*\)/Cargo.toml","target":{"kind":\["\([^"]*\)".*"profile":{[^}]*"test":true}.*"executable":"\([^"]*\)".*|\1 \2 \3|p' \
             "$logs/built" >"$logs/programs"
         for step in "${!steps[@]}"; do
             [[ ${step_configurations[step]} -eq $number ]] || continue
