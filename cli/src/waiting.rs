@@ -9,6 +9,7 @@ use leasehold::Error;
 use tokio::time::sleep;
 
 use crate::job::say;
+use crate::output::clean;
 
 /// Who waits for less than this is told nothing, on a terminal.
 const BRIEF: Duration = Duration::from_millis(300);
@@ -42,7 +43,7 @@ async fn animate(name: &str, look: &impl AsyncFn() -> Result<String, Error>) -> 
     loop {
         // It is tried again, and whether the store answers is said by who waits for the lock.
         if let Ok(now) = look().await {
-            line.0.set_message(format!("`{name}`: {now}"));
+            line.0.set_message(clean(&format!("`{name}`: {now}")).into_owned());
         }
         sleep(LOOK).await;
     }
@@ -62,7 +63,7 @@ struct Line(ProgressBar);
 
 impl Line {
     fn new(name: &str) -> Self {
-        let bar = ProgressBar::new_spinner().with_message(format!("waiting for `{name}`"));
+        let bar = ProgressBar::new_spinner().with_message(format!("waiting for `{}`", clean(name)));
         // The template is a constant, and a default is no loss.
         let style = ProgressStyle::with_template("{spinner} {wide_msg} {elapsed}");
         bar.set_style(style.unwrap_or_else(|_| ProgressStyle::default_spinner()));

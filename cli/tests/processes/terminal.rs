@@ -1,9 +1,12 @@
 //! `run` in a terminal, from a script and from an interactive shell.
 
+use std::time::Duration;
+
 use tokio::process::Command;
 
-use crate::program::{PROGRAM, Program};
+use crate::program::{PROGRAM, Program, SOON};
 use crate::sqlite::SqliteFile;
+use crate::support::eventually;
 
 const CTRL_C: &str = "\x03";
 const CTRL_Z: &str = "\x1a";
@@ -57,6 +60,60 @@ async fn ctrl_c_ends_the_command_and_the_script() {
     program.type_in(CTRL_C).await;
     let (status, printed, _) = program.end().await;
     assert!(status == 130 && !printed.contains("not reached"), "{status}: {printed}");
+}
+
+/// Which goes on unless its command dies of the signal.
+#[tokio::test]
+async fn ctrl_c_ends_a_script_of_bash_too() {
+    let file = SqliteFile::new();
+    let mutex = file.client().await.mutex("held").expect("a name");
+    let held = mutex.lock().await.expect("free");
+    for (script, begun) in [
+        ("\"$PROGRAM\" run a -- sh -c 'echo in; sleep 1000'; echo not reached", "in"),
+        ("\"$PROGRAM\" once a --tick 1h --now -- sh -c 'echo in; sleep 1000'; echo not reached", "in"),
+        ("\"$PROGRAM\" elect a -- sh -c 'echo in; sleep 1000'; echo not reached", "in"),
+        ("\"$PROGRAM\" run held -- true; echo not reached", ""),
+    ] {
+        let path = file.directory().join("script");
+        std::fs::write(&path, format!("echo begun\n{script}\n")).expect("room for a file");
+        let mut program = in_a_terminal(&file, &format!("bash {}", path.display()));
+        until(&mut program, "begun").await;
+        until(&mut program, begun).await;
+        if begun.is_empty() {
+            let waiters = || async { mutex.inspect().await.expect("the file answers").waiters.len() };
+            eventually(SOON, || async { waiters().await == 1 }).await;
+        }
+        program.type_in(CTRL_C).await;
+        let (status, printed, _) = program.end().await;
+        assert!(status == 130 && !printed.contains("not reached"), "{script}: {status}: {printed}");
+    }
+    held.release().await.expect("it is held");
+}
+
+/// Before it works on.
+#[tokio::test]
+async fn a_command_that_was_stopped_for_longer_than_its_lease_is_told_first() {
+    let file = SqliteFile::new();
+    let mut program = in_a_terminal(&file, "bash --norc --noprofile -i");
+    let script =
+        "trap 'echo told; exit' TERM; trap 'echo continued' CONT; echo ready; while :; do read -r line; done";
+    let path = file.directory().join("script");
+    std::fs::write(&path, script).expect("room for a file");
+    program.type_in(&format!("\"$PROGRAM\" run a --ttl 1s -- sh {}\n", path.display())).await;
+    until(&mut program, "ready").await;
+    program.type_in(CTRL_Z).await;
+    until(&mut program, "Stopped").await;
+    tokio::time::sleep(Duration::from_millis(1100)).await;
+    program.type_in("fg\n").await;
+    let line = loop {
+        let line = program.line().await;
+        if line.contains("told") || line.contains("continued") {
+            break line;
+        }
+    };
+    assert!(line.contains("told"), "{line}");
+    program.type_in("exit\n").await;
+    program.end().await;
 }
 
 #[tokio::test]
