@@ -54,7 +54,7 @@ async fn the_command_has_the_keyboard_in_a_pipeline_too() {
 #[tokio::test]
 async fn ctrl_c_ends_the_command_and_the_script() {
     let file = SqliteFile::new();
-    let script = "\"$PROGRAM\" run a -- sh -c 'echo in; sleep 1000'; echo not reached";
+    let script = "\"$PROGRAM\" run a -- sh -c 'echo in; exec sleep 1000'; echo not reached";
     let mut program = in_a_terminal(&file, script);
     until(&mut program, "in").await;
     program.type_in(CTRL_C).await;
@@ -69,17 +69,18 @@ async fn ctrl_c_ends_a_script_of_bash_too() {
     let mutex = file.client().await.mutex("held").expect("a name");
     let held = mutex.lock().await.expect("free");
     for (script, begun) in [
-        ("\"$PROGRAM\" run a -- sh -c 'echo in; sleep 1000'; echo not reached", "in"),
-        ("\"$PROGRAM\" once a --tick 1h --now -- sh -c 'echo in; sleep 1000'; echo not reached", "in"),
-        ("\"$PROGRAM\" elect a -- sh -c 'echo in; sleep 1000'; echo not reached", "in"),
+        ("\"$PROGRAM\" run a -- sh -c 'echo in; exec sleep 1000'; echo not reached", "in"),
+        ("\"$PROGRAM\" once a --tick 1h --now -- sh -c 'echo in; exec sleep 1000'; echo not reached", "in"),
+        ("\"$PROGRAM\" elect a -- sh -c 'echo in; exec sleep 1000'; echo not reached", "in"),
         ("\"$PROGRAM\" run held -- true; echo not reached", ""),
     ] {
         let path = file.directory().join("script");
         std::fs::write(&path, format!("echo begun\n{script}\n")).expect("room for a file");
         let mut program = in_a_terminal(&file, &format!("bash {}", path.display()));
         until(&mut program, "begun").await;
-        until(&mut program, begun).await;
-        if begun.is_empty() {
+        if !begun.is_empty() {
+            until(&mut program, begun).await;
+        } else {
             let waiters = || async { mutex.inspect().await.expect("the file answers").waiters.len() };
             eventually(SOON, || async { waiters().await == 1 }).await;
         }
