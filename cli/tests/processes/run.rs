@@ -200,7 +200,7 @@ async fn the_whole_group_of_a_command_is_ended_when_its_lease_is_lost() {
 async fn the_whole_group_has_time_to_end_when_the_lease_is_lost() {
     let file = SqliteFile::new();
     let mutex = file.client().await.mutex("a").expect("a name");
-    let worker = "trap 'sleep 0.5; echo cleaned; exit' TERM; echo in; while :; do sleep 1000 & wait; done";
+    let worker = "trap 'sleep 0.5; echo cleaned; exit' TERM; echo in; while :; do sleep 0.1; done";
     let mut command = Command::new(PROGRAM);
     command.env("LEASEHOLD_URL", file.url()).env("WORKER", worker);
     command.args(["run", "a", "--kill-after", "60s", "--", "sh", "-c", "sh -c \"$WORKER\" & wait"]);
