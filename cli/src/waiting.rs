@@ -23,6 +23,7 @@ pub(crate) async fn show<T>(
     acquiring: impl Future<Output = T>,
     look: impl AsyncFn() -> Result<String, Error>,
 ) -> T {
+    let name = &*clean(name);
     let showing = async {
         if io::stderr().is_terminal() { animate(name, &look).await } else { tell(name, &look).await }
     };
@@ -43,7 +44,7 @@ async fn animate(name: &str, look: &impl AsyncFn() -> Result<String, Error>) -> 
     loop {
         // It is tried again, and whether the store answers is said by who waits for the lock.
         if let Ok(now) = look().await {
-            line.0.set_message(clean(&format!("`{name}`: {now}")).into_owned());
+            line.0.set_message(format!("`{name}`: {}", clean(&now)));
         }
         sleep(LOOK).await;
     }
@@ -63,7 +64,7 @@ struct Line(ProgressBar);
 
 impl Line {
     fn new(name: &str) -> Self {
-        let bar = ProgressBar::new_spinner().with_message(format!("waiting for `{}`", clean(name)));
+        let bar = ProgressBar::new_spinner().with_message(format!("waiting for `{name}`"));
         // The template is a constant, and a default is no loss.
         let style = ProgressStyle::with_template("{spinner} {wide_msg} {elapsed}");
         bar.set_style(style.unwrap_or_else(|_| ProgressStyle::default_spinner()));
