@@ -25,7 +25,7 @@ function __fish_leasehold_using_subcommand
 end
 
 complete -c leasehold -n "__fish_leasehold_needs_command" -l url -d 'The URL of the store, such as redis://127.0.0.1:6379' -r
-complete -c leasehold -n "__fish_leasehold_needs_command" -l config -d 'The file that names the store, and the TTL and prefixes of locks; without it, ./leasehold.toml if that exists' -r -F
+complete -c leasehold -n "__fish_leasehold_needs_command" -l config -d 'The file that names the store, and the TTL and prefixes of locks' -r -F
 complete -c leasehold -n "__fish_leasehold_needs_command" -l label -d 'What others see as the holder\'s name; without it, the host name and the process id' -r
 complete -c leasehold -n "__fish_leasehold_needs_command" -l color -d 'Whether to use colors' -r -f -a "auto\t'On a terminal, unless NO_COLOR is set'
 always\t''
@@ -50,9 +50,9 @@ complete -c leasehold -n "__fish_leasehold_using_subcommand run" -l wait -d 'Giv
 complete -c leasehold -n "__fish_leasehold_using_subcommand run" -l ttl -d 'How long the lock stays taken if this machine dies; the default is that of the configuration, or 30s' -r
 complete -c leasehold -n "__fish_leasehold_using_subcommand run" -l semaphore -d 'Let in this many at a time, instead of one' -r
 complete -c leasehold -n "__fish_leasehold_using_subcommand run" -l note -d 'What others see as the reason, such as "nightly report"' -r
-complete -c leasehold -n "__fish_leasehold_using_subcommand run" -l kill-after -d 'If the lease is lost, the command\'s process group gets TERM, and KILL after this time' -r
+complete -c leasehold -n "__fish_leasehold_using_subcommand run" -l kill-after -d 'If the lease is lost, the command\'s process group gets TERM, and KILL after this time if anybody is left in it' -r
 complete -c leasehold -n "__fish_leasehold_using_subcommand run" -l url -d 'The URL of the store, such as redis://127.0.0.1:6379' -r
-complete -c leasehold -n "__fish_leasehold_using_subcommand run" -l config -d 'The file that names the store, and the TTL and prefixes of locks; without it, ./leasehold.toml if that exists' -r -F
+complete -c leasehold -n "__fish_leasehold_using_subcommand run" -l config -d 'The file that names the store, and the TTL and prefixes of locks' -r -F
 complete -c leasehold -n "__fish_leasehold_using_subcommand run" -l label -d 'What others see as the holder\'s name; without it, the host name and the process id' -r
 complete -c leasehold -n "__fish_leasehold_using_subcommand run" -l color -d 'Whether to use colors' -r -f -a "auto\t'On a terminal, unless NO_COLOR is set'
 always\t''
@@ -66,9 +66,9 @@ complete -c leasehold -n "__fish_leasehold_using_subcommand run" -s h -l help -d
 complete -c leasehold -n "__fish_leasehold_using_subcommand once" -l tick -d 'The time from one tick to the next, counted from midnight UTC, 1970-01-01' -r
 complete -c leasehold -n "__fish_leasehold_using_subcommand once" -l offset -d 'How long after the full period a tick is due: `--tick 1day --offset 2h30m` is half past two UTC' -r
 complete -c leasehold -n "__fish_leasehold_using_subcommand once" -l ttl -d 'How long the lock stays taken if this machine dies; the default is that of the configuration, or 30s' -r
-complete -c leasehold -n "__fish_leasehold_using_subcommand once" -l kill-after -d 'If the lease is lost, the command\'s process group gets TERM, and KILL after this time' -r
+complete -c leasehold -n "__fish_leasehold_using_subcommand once" -l kill-after -d 'If the lease is lost, the command\'s process group gets TERM, and KILL after this time if anybody is left in it' -r
 complete -c leasehold -n "__fish_leasehold_using_subcommand once" -l url -d 'The URL of the store, such as redis://127.0.0.1:6379' -r
-complete -c leasehold -n "__fish_leasehold_using_subcommand once" -l config -d 'The file that names the store, and the TTL and prefixes of locks; without it, ./leasehold.toml if that exists' -r -F
+complete -c leasehold -n "__fish_leasehold_using_subcommand once" -l config -d 'The file that names the store, and the TTL and prefixes of locks' -r -F
 complete -c leasehold -n "__fish_leasehold_using_subcommand once" -l label -d 'What others see as the holder\'s name; without it, the host name and the process id' -r
 complete -c leasehold -n "__fish_leasehold_using_subcommand once" -l color -d 'Whether to use colors' -r -f -a "auto\t'On a terminal, unless NO_COLOR is set'
 always\t''
@@ -79,9 +79,9 @@ complete -c leasehold -n "__fish_leasehold_using_subcommand once" -l json -d 'Pr
 complete -c leasehold -n "__fish_leasehold_using_subcommand once" -s h -l help -d 'Print help (see more with \'--help\')'
 complete -c leasehold -n "__fish_leasehold_using_subcommand elect" -l value -d 'What others see of the leader; the default is the label' -r
 complete -c leasehold -n "__fish_leasehold_using_subcommand elect" -l ttl -d 'How long the lock stays taken if this machine dies; the default is that of the configuration, or 30s' -r
-complete -c leasehold -n "__fish_leasehold_using_subcommand elect" -l kill-after -d 'If the lease is lost, the command\'s process group gets TERM, and KILL after this time' -r
+complete -c leasehold -n "__fish_leasehold_using_subcommand elect" -l kill-after -d 'If the lease is lost, the command\'s process group gets TERM, and KILL after this time if anybody is left in it' -r
 complete -c leasehold -n "__fish_leasehold_using_subcommand elect" -l url -d 'The URL of the store, such as redis://127.0.0.1:6379' -r
-complete -c leasehold -n "__fish_leasehold_using_subcommand elect" -l config -d 'The file that names the store, and the TTL and prefixes of locks; without it, ./leasehold.toml if that exists' -r -F
+complete -c leasehold -n "__fish_leasehold_using_subcommand elect" -l config -d 'The file that names the store, and the TTL and prefixes of locks' -r -F
 complete -c leasehold -n "__fish_leasehold_using_subcommand elect" -l label -d 'What others see as the holder\'s name; without it, the host name and the process id' -r
 complete -c leasehold -n "__fish_leasehold_using_subcommand elect" -l color -d 'Whether to use colors' -r -f -a "auto\t'On a terminal, unless NO_COLOR is set'
 always\t''
@@ -89,7 +89,7 @@ never\t''"
 complete -c leasehold -n "__fish_leasehold_using_subcommand elect" -l json -d 'Print JSON: one object, or one per line where several follow'
 complete -c leasehold -n "__fish_leasehold_using_subcommand elect" -s h -l help -d 'Print help (see more with \'--help\')'
 complete -c leasehold -n "__fish_leasehold_using_subcommand list" -l url -d 'The URL of the store, such as redis://127.0.0.1:6379' -r
-complete -c leasehold -n "__fish_leasehold_using_subcommand list" -l config -d 'The file that names the store, and the TTL and prefixes of locks; without it, ./leasehold.toml if that exists' -r -F
+complete -c leasehold -n "__fish_leasehold_using_subcommand list" -l config -d 'The file that names the store, and the TTL and prefixes of locks' -r -F
 complete -c leasehold -n "__fish_leasehold_using_subcommand list" -l label -d 'What others see as the holder\'s name; without it, the host name and the process id' -r
 complete -c leasehold -n "__fish_leasehold_using_subcommand list" -l color -d 'Whether to use colors' -r -f -a "auto\t'On a terminal, unless NO_COLOR is set'
 always\t''
@@ -103,7 +103,7 @@ schedule\t''
 counting_semaphore\t''
 fair_semaphore\t''"
 complete -c leasehold -n "__fish_leasehold_using_subcommand show" -l url -d 'The URL of the store, such as redis://127.0.0.1:6379' -r
-complete -c leasehold -n "__fish_leasehold_using_subcommand show" -l config -d 'The file that names the store, and the TTL and prefixes of locks; without it, ./leasehold.toml if that exists' -r -F
+complete -c leasehold -n "__fish_leasehold_using_subcommand show" -l config -d 'The file that names the store, and the TTL and prefixes of locks' -r -F
 complete -c leasehold -n "__fish_leasehold_using_subcommand show" -l label -d 'What others see as the holder\'s name; without it, the host name and the process id' -r
 complete -c leasehold -n "__fish_leasehold_using_subcommand show" -l color -d 'Whether to use colors' -r -f -a "auto\t'On a terminal, unless NO_COLOR is set'
 always\t''
@@ -112,7 +112,7 @@ complete -c leasehold -n "__fish_leasehold_using_subcommand show" -l json -d 'Pr
 complete -c leasehold -n "__fish_leasehold_using_subcommand show" -s h -l help -d 'Print help (see more with \'--help\')'
 complete -c leasehold -n "__fish_leasehold_using_subcommand watch" -l every -d 'How often to look, at most: never for more than a quarter of the time' -r
 complete -c leasehold -n "__fish_leasehold_using_subcommand watch" -l url -d 'The URL of the store, such as redis://127.0.0.1:6379' -r
-complete -c leasehold -n "__fish_leasehold_using_subcommand watch" -l config -d 'The file that names the store, and the TTL and prefixes of locks; without it, ./leasehold.toml if that exists' -r -F
+complete -c leasehold -n "__fish_leasehold_using_subcommand watch" -l config -d 'The file that names the store, and the TTL and prefixes of locks' -r -F
 complete -c leasehold -n "__fish_leasehold_using_subcommand watch" -l label -d 'What others see as the holder\'s name; without it, the host name and the process id' -r
 complete -c leasehold -n "__fish_leasehold_using_subcommand watch" -l color -d 'Whether to use colors' -r -f -a "auto\t'On a terminal, unless NO_COLOR is set'
 always\t''
@@ -126,7 +126,7 @@ schedule\t''
 counting_semaphore\t''
 fair_semaphore\t''"
 complete -c leasehold -n "__fish_leasehold_using_subcommand break" -l url -d 'The URL of the store, such as redis://127.0.0.1:6379' -r
-complete -c leasehold -n "__fish_leasehold_using_subcommand break" -l config -d 'The file that names the store, and the TTL and prefixes of locks; without it, ./leasehold.toml if that exists' -r -F
+complete -c leasehold -n "__fish_leasehold_using_subcommand break" -l config -d 'The file that names the store, and the TTL and prefixes of locks' -r -F
 complete -c leasehold -n "__fish_leasehold_using_subcommand break" -l label -d 'What others see as the holder\'s name; without it, the host name and the process id' -r
 complete -c leasehold -n "__fish_leasehold_using_subcommand break" -l color -d 'Whether to use colors' -r -f -a "auto\t'On a terminal, unless NO_COLOR is set'
 always\t''
@@ -142,7 +142,7 @@ counting_semaphore\t''
 fair_semaphore\t''"
 complete -c leasehold -n "__fish_leasehold_using_subcommand wait" -l timeout -d 'Give up after this time; the default is to wait' -r
 complete -c leasehold -n "__fish_leasehold_using_subcommand wait" -l url -d 'The URL of the store, such as redis://127.0.0.1:6379' -r
-complete -c leasehold -n "__fish_leasehold_using_subcommand wait" -l config -d 'The file that names the store, and the TTL and prefixes of locks; without it, ./leasehold.toml if that exists' -r -F
+complete -c leasehold -n "__fish_leasehold_using_subcommand wait" -l config -d 'The file that names the store, and the TTL and prefixes of locks' -r -F
 complete -c leasehold -n "__fish_leasehold_using_subcommand wait" -l label -d 'What others see as the holder\'s name; without it, the host name and the process id' -r
 complete -c leasehold -n "__fish_leasehold_using_subcommand wait" -l color -d 'Whether to use colors' -r -f -a "auto\t'On a terminal, unless NO_COLOR is set'
 always\t''
@@ -150,7 +150,7 @@ never\t''"
 complete -c leasehold -n "__fish_leasehold_using_subcommand wait" -l json -d 'Print JSON: one object, or one per line where several follow'
 complete -c leasehold -n "__fish_leasehold_using_subcommand wait" -s h -l help -d 'Print help (see more with \'--help\')'
 complete -c leasehold -n "__fish_leasehold_using_subcommand check" -l url -d 'The URL of the store, such as redis://127.0.0.1:6379' -r
-complete -c leasehold -n "__fish_leasehold_using_subcommand check" -l config -d 'The file that names the store, and the TTL and prefixes of locks; without it, ./leasehold.toml if that exists' -r -F
+complete -c leasehold -n "__fish_leasehold_using_subcommand check" -l config -d 'The file that names the store, and the TTL and prefixes of locks' -r -F
 complete -c leasehold -n "__fish_leasehold_using_subcommand check" -l label -d 'What others see as the holder\'s name; without it, the host name and the process id' -r
 complete -c leasehold -n "__fish_leasehold_using_subcommand check" -l color -d 'Whether to use colors' -r -f -a "auto\t'On a terminal, unless NO_COLOR is set'
 always\t''
@@ -164,7 +164,7 @@ schedule\t''
 counting_semaphore\t''
 fair_semaphore\t''"
 complete -c leasehold -n "__fish_leasehold_using_subcommand token" -l url -d 'The URL of the store, such as redis://127.0.0.1:6379' -r
-complete -c leasehold -n "__fish_leasehold_using_subcommand token" -l config -d 'The file that names the store, and the TTL and prefixes of locks; without it, ./leasehold.toml if that exists' -r -F
+complete -c leasehold -n "__fish_leasehold_using_subcommand token" -l config -d 'The file that names the store, and the TTL and prefixes of locks' -r -F
 complete -c leasehold -n "__fish_leasehold_using_subcommand token" -l label -d 'What others see as the holder\'s name; without it, the host name and the process id' -r
 complete -c leasehold -n "__fish_leasehold_using_subcommand token" -l color -d 'Whether to use colors' -r -f -a "auto\t'On a terminal, unless NO_COLOR is set'
 always\t''
@@ -172,7 +172,7 @@ never\t''"
 complete -c leasehold -n "__fish_leasehold_using_subcommand token" -l json -d 'Print JSON: one object, or one per line where several follow'
 complete -c leasehold -n "__fish_leasehold_using_subcommand token" -s h -l help -d 'Print help (see more with \'--help\')'
 complete -c leasehold -n "__fish_leasehold_using_subcommand demo" -l url -d 'The URL of the store, such as redis://127.0.0.1:6379' -r
-complete -c leasehold -n "__fish_leasehold_using_subcommand demo" -l config -d 'The file that names the store, and the TTL and prefixes of locks; without it, ./leasehold.toml if that exists' -r -F
+complete -c leasehold -n "__fish_leasehold_using_subcommand demo" -l config -d 'The file that names the store, and the TTL and prefixes of locks' -r -F
 complete -c leasehold -n "__fish_leasehold_using_subcommand demo" -l label -d 'What others see as the holder\'s name; without it, the host name and the process id' -r
 complete -c leasehold -n "__fish_leasehold_using_subcommand demo" -l color -d 'Whether to use colors' -r -f -a "auto\t'On a terminal, unless NO_COLOR is set'
 always\t''
@@ -180,7 +180,7 @@ never\t''"
 complete -c leasehold -n "__fish_leasehold_using_subcommand demo" -l json -d 'Print JSON: one object, or one per line where several follow'
 complete -c leasehold -n "__fish_leasehold_using_subcommand demo" -s h -l help -d 'Print help (see more with \'--help\')'
 complete -c leasehold -n "__fish_leasehold_using_subcommand completions" -l url -d 'The URL of the store, such as redis://127.0.0.1:6379' -r
-complete -c leasehold -n "__fish_leasehold_using_subcommand completions" -l config -d 'The file that names the store, and the TTL and prefixes of locks; without it, ./leasehold.toml if that exists' -r -F
+complete -c leasehold -n "__fish_leasehold_using_subcommand completions" -l config -d 'The file that names the store, and the TTL and prefixes of locks' -r -F
 complete -c leasehold -n "__fish_leasehold_using_subcommand completions" -l label -d 'What others see as the holder\'s name; without it, the host name and the process id' -r
 complete -c leasehold -n "__fish_leasehold_using_subcommand completions" -l color -d 'Whether to use colors' -r -f -a "auto\t'On a terminal, unless NO_COLOR is set'
 always\t''

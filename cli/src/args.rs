@@ -17,7 +17,10 @@ pub(crate) struct Args {
     /// Prefer the environment: other users of the machine can see arguments, and with them a password in a URL.
     #[arg(long, global = true, env = "LEASEHOLD_URL", hide_env_values = true, value_name = "URL")]
     pub(crate) url: Option<String>,
-    /// The file that names the store, and the TTL and prefixes of locks; without it, ./leasehold.toml if that exists
+    /// The file that names the store, and the TTL and prefixes of locks
+    ///
+    /// A URL from elsewhere takes the place of the one in it. ./leasehold.toml is used if neither a file nor a URL is
+    /// given.
     #[arg(long, global = true, env = "LEASEHOLD_CONFIG", value_name = "FILE")]
     pub(crate) config: Option<PathBuf>,
     /// What others see as the holder's name; without it, the host name and the process id
@@ -36,8 +39,37 @@ pub(crate) struct Args {
 /// For `--help` and the manual page.
 const EXIT_STATUS: &str = "\
 Exit status:
-  0    success; `run`, `elect` and `once --now` end with the status of their command
+  0    success; `run` and `once --now` end with the status of their command
   1    the answer is no: nothing to show, nothing to break, a finding of `check`
+  64   invalid arguments or configuration
+  69   the store could not be reached
+  70   the lease was lost while the command was running (`elect` goes on), or this program failed
+  75   the lock was not obtained in time, or not free in time (`wait`)
+  77   the store refused the user or the request
+  126  the command cannot be executed
+  127  the command was not found
+  128+N  the command, or this program, was ended by the signal N";
+
+/// What commands find in their environment.
+macro_rules! environment {
+    ($name:literal, $($tick:literal)?) => {
+        concat!(
+            "Environment of the command:\n",
+            "  LEASEHOLD_NAME   ", $name, "\n",
+            "  LEASEHOLD_TOKEN  the fencing token: what the command writes to should reject older ones\n",
+            $($tick,)?
+            "  LEASEHOLD_URL    as it was set, with its password: another `leasehold` needs it; if nothing else\n",
+            "                   may have it, run the command by `env -u LEASEHOLD_URL`\n",
+            "\n",
+        )
+    };
+}
+
+const RUN: &str = concat!(
+    environment!("the name of the lock",),
+    "\
+Exit status:
+  that of the command, or
   64   invalid arguments or configuration
   69   the store could not be reached
   70   the lease was lost while the command was running, or this program failed
@@ -45,7 +77,39 @@ Exit status:
   77   the store refused the user or the request
   126  the command cannot be executed
   127  the command was not found
-  128+N  the command was ended by the signal N";
+  128+N  the command, or this program, was ended by the signal N",
+);
+
+const ONCE: &str = concat!(
+    environment!(
+        "the name of the schedule",
+        "  LEASEHOLD_TICK   the number of the tick\n  LEASEHOLD_TICK_DUE  when it was due, such as 2026-01-31T02:00:00Z\n"
+    ),
+    "\
+Exit status:
+  with --now, that of the command, and 0 if there was nothing to be run; or
+  64   invalid arguments or configuration
+  69   the store could not be reached
+  70   the lease was lost while the command was running, or this program failed
+  77   the store refused the user or the request
+  126  the command cannot be executed
+  127  the command was not found
+  128+N  this program was told to end by the signal N, or the command by it",
+);
+
+const ELECT: &str = concat!(
+    environment!("the name of the election",),
+    "\
+Exit status:
+  0    the command has succeeded; if it fails, or leadership is lost, `elect` goes on
+  64   invalid arguments or configuration
+  69   the store could not be reached
+  70   this program failed
+  77   the store refused the user or the request
+  126  the command cannot be executed
+  127  the command was not found
+  128+N  this program was told to end by the signal N, unless the command ended with a status of its own",
+);
 
 #[derive(Clone, Copy, Debug, Default, ValueEnum)]
 pub(crate) enum Color {
@@ -128,7 +192,7 @@ pub(crate) struct Ttl {
 /// What to do with the command.
 #[derive(clap::Args, Debug)]
 pub(crate) struct Job {
-    /// If the lease is lost, the command's process group gets TERM, and KILL after this time
+    /// If the lease is lost, the command's process group gets TERM, and KILL after this time if anybody is left in it
     #[arg(long, value_parser = humantime::parse_duration, default_value = "10s", value_name = "TIME")]
     pub(crate) kill_after: Duration,
     /// The command and its arguments
@@ -137,7 +201,7 @@ pub(crate) struct Job {
 }
 
 #[derive(clap::Args, Debug)]
-#[command(group = ArgGroup::new("kind"), group = ArgGroup::new("waiting"))]
+#[command(group = ArgGroup::new("kind"), group = ArgGroup::new("waiting"), after_long_help = RUN)]
 pub(crate) struct Run {
     /// The name of the lock
     pub(crate) name: String,
@@ -169,6 +233,7 @@ pub(crate) struct Run {
 }
 
 #[derive(clap::Args, Debug)]
+#[command(after_long_help = ONCE)]
 pub(crate) struct Once {
     /// The name of the schedule
     pub(crate) name: String,
@@ -191,6 +256,7 @@ pub(crate) struct Once {
 }
 
 #[derive(clap::Args, Debug)]
+#[command(after_long_help = ELECT)]
 pub(crate) struct Elect {
     /// The name of the election
     pub(crate) name: String,

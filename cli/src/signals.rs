@@ -3,6 +3,7 @@
 use std::fs;
 use std::future::poll_fn;
 use std::io;
+use std::pin::pin;
 use std::task::Poll;
 
 use nix::sys::signal::Signal;
@@ -22,6 +23,8 @@ const OTHERS: [Signal; 5] =
 #[derive(Debug)]
 pub(crate) struct Signals {
     received: Vec<(Signal, unix::Signal)>,
+    /// How often this program was asked to end.
+    asked: u32,
 }
 
 impl Signals {
@@ -43,12 +46,12 @@ impl Signals {
         let ignored = ignored();
         let wanted = wanted.iter().filter(|&&signal| ignored >> (signal as i32 - 1) & 1 == 0);
         let receive = |&signal| Ok((signal, unix::signal(SignalKind::from_raw(signal as i32))?));
-        Ok(Self { received: wanted.map(receive).collect::<io::Result<_>>()? })
+        Ok(Self { received: wanted.map(receive).collect::<io::Result<_>>()?, asked: 0 })
     }
 
     /// Waits for the next one. Dropping the future loses none.
     pub(crate) async fn next(&mut self) -> Signal {
-        poll_fn(|cx| {
+        let signal = poll_fn(|cx| {
             for (signal, received) in &mut self.received {
                 if received.poll_recv(cx).is_ready() {
                     return Poll::Ready(*signal);
@@ -56,7 +59,16 @@ impl Signals {
             }
             Poll::Pending
         })
-        .await
+        .await;
+        if is_end(signal) {
+            self.have_asked();
+        }
+        signal
+    }
+
+    /// Counts a request to end that has not reached this program.
+    pub(crate) const fn have_asked(&mut self) {
+        self.asked = self.asked.saturating_add(1);
     }
 
     /// Waits for the next one that asks to end. Dropping the future loses none.
@@ -69,6 +81,19 @@ impl Signals {
                     terminal::stop();
                 }
                 _ => {}
+            }
+        }
+    }
+
+    /// The output of what is left to be done, or `None` if this program is asked to end meanwhile, and for the second
+    /// time at least: what has ended the command may also be sent to this program, a little later.
+    pub(crate) async fn unless_asked_again<T>(&mut self, rest: impl Future<Output = T>) -> Option<T> {
+        let mut rest = pin!(rest);
+        loop {
+            tokio::select! {
+                biased;
+                output = &mut rest => return Some(output),
+                _ = self.end() => if self.asked > 1 { return None },
             }
         }
     }

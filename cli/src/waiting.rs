@@ -9,6 +9,7 @@ use leasehold::Error;
 use tokio::time::sleep;
 
 use crate::job::say;
+use crate::output::clean;
 
 /// Who waits for less than this is told nothing, on a terminal.
 const BRIEF: Duration = Duration::from_millis(300);
@@ -22,6 +23,7 @@ pub(crate) async fn show<T>(
     acquiring: impl Future<Output = T>,
     look: impl AsyncFn() -> Result<String, Error>,
 ) -> T {
+    let name = &*clean(name);
     let showing = async {
         if io::stderr().is_terminal() { animate(name, &look).await } else { tell(name, &look).await }
     };
@@ -42,7 +44,7 @@ async fn animate(name: &str, look: &impl AsyncFn() -> Result<String, Error>) -> 
     loop {
         // It is tried again, and whether the store answers is said by who waits for the lock.
         if let Ok(now) = look().await {
-            line.0.set_message(format!("`{name}`: {now}"));
+            line.0.set_message(format!("`{name}`: {}", clean(&now)));
         }
         sleep(LOOK).await;
     }

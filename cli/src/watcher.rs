@@ -1,18 +1,19 @@
 //! A second process of this program, which kills the command's process group if this program is killed.
 //!
 //! It leads that group, so the group exists before the command and for as long as anybody in it, and there is no moment
-//! at which a process of the command is not in it. It reads a pipe to which nothing is ever written: the pipe ends when
-//! this program does, however that ends. The parent-death signal of Linux would reach the command alone and not
-//! what that has started, needs a program between this one and the command, and exists on Linux only.
+//! at which a process of the command is not in it. It reads a pipe, which ends when this program does, however that
+//! ends. The parent-death signal of Linux would reach the command alone and not what that has started, needs a
+//! program between this one and the command, and exists on Linux only.
 
 use std::env;
 use std::ffi::{OsStr, OsString};
 use std::io::{self, Read, Write};
 use std::os::unix::process::CommandExt;
 use std::process::{Child, ChildStdin, Command, ExitCode, Stdio};
+use std::time::{Duration, Instant};
 
 use nix::sys::signal::{SigSet, Signal, killpg};
-use nix::unistd::{Pid, getpgrp};
+use nix::unistd::{Pid, getpgid, getpgrp, getppid, setpgid};
 
 use crate::exit::{Failure, LOST};
 
@@ -23,20 +24,27 @@ const ARGUMENT: &str = "--kill-this-group-at-the-end-of-standard-input";
 /// before it has done its work.
 const NAME: &str = "lease-watcher";
 
+/// Who has lived for less than this is not replaced: another one would live as briefly.
+const BRIEF: Duration = Duration::from_secs(1);
+
 /// The second process, seen from the first.
 #[derive(Debug)]
 pub(crate) struct Watcher {
     child: Child,
     group: Pid,
     /// Open for as long as this program lives.
-    _pipe: ChildStdin,
+    pipe: ChildStdin,
+    started: Instant,
 }
 
 impl Watcher {
     /// Starts it, in a process group of its own. It gets ready while this program goes on.
     pub(crate) fn start() -> Result<Self, Failure> {
-        let program = this_program().map_err(|error| not_started(&error))?;
-        let child = Command::new(program)
+        Self::start_in(None).map_err(|error| not_started(&error))
+    }
+
+    fn start_in(group: Option<Pid>) -> io::Result<Self> {
+        let mut child = Command::new(this_program()?)
             .arg0(NAME)
             .arg(ARGUMENT)
             // The environment may contain a password.
@@ -44,23 +52,45 @@ impl Watcher {
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
             .stderr(Stdio::null())
-            .process_group(0)
-            .spawn();
-        let mut child = child.map_err(|error| not_started(&error))?;
-        let group = pid_of(&child);
-        let pipe = child.stdin.take().ok_or_else(|| not_started(&io::ErrorKind::BrokenPipe.into()))?;
-        Ok(Self { child, group, _pipe: pipe })
+            .process_group(group.map_or(0, Pid::as_raw))
+            .spawn()?;
+        let group = group.unwrap_or_else(|| pid_of(&child));
+        let pipe = child.stdin.take().ok_or(io::ErrorKind::BrokenPipe)?;
+        Ok(Self { child, group, pipe, started: Instant::now() })
     }
 
-    /// Waits until no signal to the group can end it any more but KILL, which is usually at once.
+    /// Waits until no signal to the group can end it any more but KILL, which is usually at once. One that was killed
+    /// since it was started is replaced, and has another group.
     pub(crate) fn wait_until_ready(&mut self) -> Result<(), Failure> {
+        if self.is_gone() {
+            *self = Self::start()?;
+        }
         let Some(mut ready) = self.child.stdout.take() else { return Ok(()) };
         ready.read_exact(&mut [0]).map_err(|error| not_started(&error))
+    }
+
+    pub(crate) fn is_gone(&mut self) -> bool {
+        !matches!(self.child.try_wait(), Ok(None))
+    }
+
+    /// Starts another one in the same group, in which somebody must be.
+    pub(crate) fn replace(&mut self) -> io::Result<()> {
+        if self.started.elapsed() < BRIEF {
+            return Err(io::Error::other("it has ended as soon as it was started"));
+        }
+        *self = Self::start_in(Some(self.group))?;
+        Ok(())
     }
 
     /// The process group for the command.
     pub(crate) const fn group(&self) -> Pid {
         self.group
+    }
+
+    /// Lets it watch over the group from outside from now on, so that it can be seen whether anybody else is in it.
+    pub(crate) fn leave_the_group(&mut self) {
+        // An error means that it is gone, and is not in the group either.
+        let _ = self.pipe.write_all(b"\n");
     }
 }
 
@@ -80,6 +110,7 @@ pub(crate) fn is_this_process() -> bool {
 
 /// All that the second process does.
 pub(crate) fn watch() -> ExitCode {
+    let group = getpgrp();
     // Signals to the command's group are not for it. STOP and KILL cannot be blocked, and stop and end the command too.
     let is_deaf = SigSet::all().thread_block().is_ok();
     #[cfg(target_os = "linux")]
@@ -88,9 +119,13 @@ pub(crate) fn watch() -> ExitCode {
     if !is_deaf || ready.write_all(b"\n").and_then(|()| ready.flush()).is_err() {
         return ExitCode::FAILURE;
     }
-    // Whatever ends this, there is nothing to read any more.
-    let _ = io::copy(&mut io::stdin(), &mut io::sink());
-    let _ = killpg(getpgrp(), Signal::SIGKILL);
+    let mut pipe = io::stdin();
+    while pipe.read_exact(&mut [0]).is_ok() {
+        // If this fails, the first process waits for longer than it need, and no longer than for a command.
+        let _ = getpgid(Some(getppid())).and_then(|outside| setpgid(Pid::from_raw(0), outside));
+    }
+    // Whatever has ended this, there is nothing to read any more.
+    let _ = killpg(group, Signal::SIGKILL);
     ExitCode::FAILURE
 }
 

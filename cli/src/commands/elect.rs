@@ -3,12 +3,12 @@
 use std::process::ExitCode;
 use std::time::Duration;
 
-use leasehold::{Client, Election, Error, Leadership};
+use leasehold::{Election, Error, Leadership};
 use tokio::time::{Instant, sleep};
 
-use super::run::lost;
+use super::run::{lost, shut_down};
 use crate::args::{self, Args};
-use crate::exit::{self, Failure};
+use crate::exit::{End, Failure};
 use crate::job::{Ended, Job, say};
 use crate::signals::Signals;
 use crate::watcher::Watcher;
@@ -20,11 +20,15 @@ const FIRST_PAUSE: Duration = Duration::from_secs(1);
 const LONGEST_PAUSE: Duration = Duration::from_secs(30);
 
 pub(crate) async fn run(args: &Args, elect: &args::Elect) -> Result<ExitCode, Failure> {
+    Ok(stand(args, elect).await?.finish())
+}
+
+async fn stand(args: &Args, elect: &args::Elect) -> Result<End, Failure> {
     let builder = store::builder(args)?;
     let mut signals = Signals::that_end()?;
     let client = tokio::select! {
         client = builder.connect() => client?,
-        signal = signals.end() => return Ok(exit::signal(signal).into()),
+        signal = signals.end() => return Ok(End::Signal(signal)),
     };
     let options = client.mutex_options();
     let options = elect.ttl.ttl.map_or(options.clone(), |ttl| options.ttl(ttl));
@@ -33,16 +37,9 @@ pub(crate) async fn run(args: &Args, elect: &args::Elect) -> Result<ExitCode, Fa
         value: elect.value.clone().or_else(|| client.label().map(str::to_owned)).unwrap_or_default(),
         job: &elect.job,
     };
-    let status = candidate.run(&mut signals).await;
-    shut_down(&client).await;
-    Ok(status?.into())
-}
-
-/// What was given up is released now rather than when its lease expires.
-pub(crate) async fn shut_down(client: &Client) {
-    if let Err(error) = client.shutdown().await {
-        say(&format!("what was held becomes free when its lease expires: {error}"));
-    }
+    let end = candidate.run(&mut signals).await;
+    shut_down(&client, &mut signals).await;
+    end
 }
 
 struct Candidate<'a> {
@@ -53,30 +50,30 @@ struct Candidate<'a> {
 
 impl Candidate<'_> {
     /// Leads again and again, until the command succeeds or this program is asked to end.
-    async fn run(&self, signals: &mut Signals) -> Result<u8, Failure> {
+    async fn run(&self, signals: &mut Signals) -> Result<End, Failure> {
         let mut pause = FIRST_PAUSE;
         loop {
             let leadership = tokio::select! {
                 leadership = self.campaign() => leadership,
-                signal = signals.end() => return Ok(exit::signal(signal)),
+                signal = signals.end() => return Ok(End::Signal(signal)),
             };
             match leadership {
                 Ok(leadership) => {
                     let since = Instant::now();
                     let ended = self.lead(leadership, signals).await?;
-                    if ended.is_last || (ended.status == 0 && !ended.is_lost) {
-                        return Ok(ended.status);
+                    if ended.is_last || (ended.end == End::Status(0) && !ended.is_lost) {
+                        return Ok(ended.end);
                     }
                     if since.elapsed() >= LONGEST_PAUSE {
                         pause = FIRST_PAUSE;
                     }
                 }
-                Err(error) if error.is_retryable() => say(&format!("{error}; it is tried again")),
+                Err(error) if error.is_retryable() => say(&format!("{error}; trying again")),
                 Err(error) => return Err(error.into()),
             }
             tokio::select! {
                 () = sleep(pause) => pause = LONGEST_PAUSE.min(pause * 2),
-                signal = signals.end() => return Ok(exit::signal(signal)),
+                signal = signals.end() => return Ok(End::Signal(signal)),
             }
         }
     }
@@ -99,15 +96,20 @@ impl Candidate<'_> {
         let job = Job { job: self.job, environment };
         let mut watcher = Watcher::start()?;
         let ended = job.run(&mut watcher, signals, lost(name, leadership.lost())).await;
-        let resigned = leadership.resign().await;
+        let resigned = signals.unless_asked_again(leadership.resign()).await;
         let ended = ended?;
-        let is_lost = ended.is_lost || matches!(resigned, Err(Error::Lost { .. }));
+        let is_lost = ended.is_lost || matches!(resigned, Some(Err(Error::Lost { .. })));
         if !is_lost {
-            if ended.status != 0 && !ended.is_last {
-                say(&format!("the command has ended with status {}, and `{name}` is resigned", ended.status));
+            let status = ended.end.status();
+            if status != 0 && !ended.is_last {
+                say(&format!("the command has ended with status {status}; giving up leadership of `{name}`"));
             }
-            if let Err(error) = resigned {
-                say(&format!("others lead when the lease expires: {error}"));
+            match resigned {
+                Some(Ok(())) => {}
+                Some(Err(error)) => {
+                    say(&format!("another candidate can lead once the lease expires: {error}"));
+                }
+                None => say("interrupted: another candidate can lead once the lease expires"),
             }
         }
         Ok(Ended { is_lost, ..ended })

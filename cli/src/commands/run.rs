@@ -3,59 +3,63 @@
 use std::process::ExitCode;
 use std::time::Duration;
 
-use leasehold::{
-    Client, Contention, CountingSemaphore, DistMutex, Error, Guard, Inspection, Lost, RwLock, WriteGuard,
-};
-use serde::Serialize;
-
 use crate::args::{Args, Run};
-use crate::exit::{self, Failure, LOST, NOT_OBTAINED};
+use crate::exit::{End, Failure, LOST, NOT_OBTAINED};
 use crate::job::{Ended, Job, say};
 use crate::signals::Signals;
 use crate::watcher::Watcher;
-use crate::{output, store, waiting};
-
-/// `--stdout-token --json`.
-#[derive(Serialize)]
-struct Token<'a> {
-    name: &'a str,
-    token: u64,
-}
+use crate::{output, report, store, waiting};
+use leasehold::{
+    Client, Contention, CountingSemaphore, DistMutex, Error, FencingToken, Guard, Inspection, Lost, Purpose,
+    RwLock, WriteGuard,
+};
 
 pub(crate) async fn run(args: &Args, run: &Run) -> Result<ExitCode, Failure> {
+    Ok(hold(args, run).await?.finish())
+}
+
+async fn hold(args: &Args, run: &Run) -> Result<End, Failure> {
     let builder = store::builder(args)?;
     let mut signals = Signals::that_end()?;
     // It gets ready while the store is asked.
     let mut watcher = Watcher::start()?;
     let client = tokio::select! {
         client = builder.connect() => client?,
-        signal = signals.end() => return Ok(exit::signal(signal).into()),
+        signal = signals.end() => return Ok(End::Signal(signal)),
     };
     let lock = Lock::new(&client, run)?;
     let held = tokio::select! {
         held = acquire(&lock, run) => held,
         // What was dropped with the future is given back below.
         signal = signals.end() => {
-            client.shutdown().await?;
-            return Ok(exit::signal(signal).into());
+            shut_down(&client, &mut signals).await;
+            return Ok(End::Signal(signal));
         }
     };
     // The program ends now, and with it what is still on its way.
     let held = match held {
         Ok(held) => held,
         Err(failure) => {
-            client.shutdown().await?;
+            shut_down(&client, &mut signals).await;
             return Err(failure);
         }
     };
-    let ended = work(args, run, &held, &mut watcher, &mut signals).await;
-    let released = held.release().await;
-    status(&run.name, ended?, released)
+    let ended = work(args, run, &lock, &held, &mut watcher, &mut signals).await;
+    let released = signals.unless_asked_again(held.release()).await;
+    how(&run.name, ended?, released)
+}
+
+/// What was given up is released now rather than when its lease expires. How this program ends has been decided.
+pub(crate) async fn shut_down(client: &Client, signals: &mut Signals) {
+    if let Some(Err(error)) = signals.unless_asked_again(client.shutdown()).await {
+        say(&format!("what was held will be free when its lease expires: {error}"));
+    }
 }
 
 async fn work(
     args: &Args,
     run: &Run,
+    lock: &Lock,
     held: &Held,
     watcher: &mut Watcher,
     signals: &mut Signals,
@@ -63,7 +67,7 @@ async fn work(
     let token = held.guard().token();
     if run.stdout_token {
         match args.json {
-            true => output::json(&Token { name: &run.name, token: token.get() })?,
+            true => output::json(&lock.token(&run.name, token))?,
             false => output::line(&token.to_string())?,
         }
     }
@@ -76,23 +80,29 @@ pub(crate) async fn lost(name: &str, lost: Lost) -> String {
     format!("the lease of `{name}` was lost: {}", lost.await)
 }
 
-/// The exit status, if the release went like this.
-fn status(name: &str, ended: Ended, released: Result<(), Error>) -> Result<ExitCode, Failure> {
-    let Ended { status, is_lost, .. } = ended;
+/// How this program ends, if the release went like this.
+fn how(name: &str, ended: Ended, released: Option<Result<(), Error>>) -> Result<End, Failure> {
+    let Ended { end, is_lost, .. } = ended;
     match released {
         _ if is_lost => {
             let why = format!("the lease of `{name}` was lost, and the command was ended");
             Err(Failure::new(LOST, why).hint(START_AGAIN))
         }
-        Ok(()) => Ok(status.into()),
-        Err(error @ Error::Lost { .. }) => {
-            let why =
-                format!("the command has ended with status {status}, but not under the lock alone: {error}");
+        Some(Ok(())) => Ok(end),
+        Some(Err(error @ Error::Lost { .. })) => {
+            let status = end.status();
+            let why = format!(
+                "the command has ended with status {status}, but it did not hold the lock the whole time: {error}"
+            );
             Err(Failure::new(LOST, why).hint(START_AGAIN))
         }
-        Err(error) => {
-            say(&format!("the lock was not released, and becomes free when its lease expires: {error}"));
-            Ok(status.into())
+        Some(Err(error)) => {
+            say(&format!("the lock was not released, and will be free when its lease expires: {error}"));
+            Ok(end)
+        }
+        None => {
+            say("interrupted: the lock was not released, and will be free when its lease expires");
+            Ok(end)
         }
     }
 }
@@ -162,6 +172,15 @@ impl Lock {
             Self::Read(lock) => lock.read_timeout(limit).await.map(Held::Guard),
             Self::Write(lock) => lock.write_timeout(limit).await.map(Held::Writing),
         }
+    }
+
+    fn token(&self, name: &str, token: FencingToken) -> report::Token {
+        let kind = match self {
+            Self::Mutex(_) => Purpose::Mutex,
+            Self::Semaphore(_) => Purpose::CountingSemaphore,
+            Self::Read(_) | Self::Write(_) => Purpose::RwLock,
+        };
+        report::Token { name: name.to_owned(), kind: kind.as_str(), token: token.get() }
     }
 
     async fn inspect(&self) -> Result<Inspection, Error> {

@@ -1,6 +1,7 @@
 //! The program as a process of its own, as scripts use it.
 
 use std::ffi::OsStr;
+use std::os::unix::process::ExitStatusExt;
 use std::process::Stdio;
 use std::time::Duration;
 
@@ -77,12 +78,15 @@ impl Program {
         self.stdin = None;
     }
 
-    pub(crate) fn signal(&self, signal: Signal) {
-        let pid = self.child.id().expect("it was not waited for");
-        kill(Pid::from_raw(pid.cast_signed()), signal).expect("it runs");
+    pub(crate) fn pid(&self) -> Pid {
+        Pid::from_raw(self.child.id().expect("it was not waited for").cast_signed())
     }
 
-    /// Its exit status, and what it has printed that was not read.
+    pub(crate) fn signal(&self, signal: Signal) {
+        kill(self.pid(), signal).expect("it runs");
+    }
+
+    /// Its exit status, as a shell counts, and what it has printed that was not read.
     #[track_caller]
     pub(crate) fn end(self) -> impl Future<Output = (i32, String, String)> {
         let Self { mut child, stdin, stdout, stderr } = self;
@@ -92,7 +96,9 @@ impl Program {
             let (mut stdout, mut stderr) = (stdout.into_inner(), stderr.into_inner());
             let ended =
                 tokio::join!(child.wait(), stdout.read_to_string(&mut out), stderr.read_to_string(&mut err));
-            (ended.0.expect("it is ours").code().unwrap_or(-1), out, err)
+            let ended_by = ended.0.expect("it is ours");
+            let status = ended_by.code().or(ended_by.signal().map(|signal| 128 + signal)).unwrap_or(-1);
+            (status, out, err)
         })
     }
 }

@@ -1,30 +1,41 @@
 //! `run` on one store: what the command gets, what it is told, and how it ends.
 
-use std::net::TcpListener;
+use std::fs;
+use std::net::SocketAddr;
+use std::os::unix::fs::PermissionsExt;
+use std::time::Duration;
 
 use leasehold::{Client, MutexOptions};
-use nix::sys::signal::Signal;
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
+use tokio::net::TcpSocket;
 use tokio::process::Command;
 
 use crate::program::{PROGRAM, Program, SOON, is_alive};
 use crate::sqlite::SqliteFile;
 use crate::support::eventually;
 
-/// A port on which nobody listens.
-fn nobody() -> String {
-    let listener = TcpListener::bind("127.0.0.1:0").expect("a port is free");
-    listener.local_addr().expect("an address").to_string()
+/// A port on which nobody listens, for as long as it is kept.
+fn nobody() -> (TcpSocket, SocketAddr) {
+    let socket = TcpSocket::new_v4().expect("a socket");
+    socket.bind(SocketAddr::from(([127, 0, 0, 1], 0))).expect("a port is free");
+    let address = socket.local_addr().expect("an address");
+    (socket, address)
 }
 
 #[tokio::test]
 async fn exit_statuses() {
-    let (file, nobody) = (SqliteFile::new(), nobody());
+    let (file, (_nobody, nobody)) = (SqliteFile::new(), nobody());
     let client = file.client().await;
     let held = client.mutex("held").expect("a name").lock().await.expect("free");
     let semaphore = client.counting_semaphore("two", 2).expect("a name");
     let one_of_two = semaphore.acquire().await.expect("free");
     let script = file.directory().join("not_executable");
     std::fs::write(&script, "#!/bin/sh\n").expect("room for a file");
+    let no_interpreter = file.directory().join("no_interpreter");
+    std::fs::write(&no_interpreter, "#!/no/such/shell\n").expect("room for a file");
+    std::fs::set_permissions(&no_interpreter, fs::Permissions::from_mode(0o755)).expect("it is ours");
+    let no_interpreter = no_interpreter.display().to_string();
     let garbage = file.directory().join("garbage.db");
     std::fs::write(&garbage, vec![b'x'; 8192]).expect("room for a file");
     let (script, garbage) = (script.display().to_string(), format!("sqlite:{}", garbage.display()));
@@ -39,8 +50,9 @@ async fn exit_statuses() {
         (&url, shell("kill -TERM $$"), 143, ""),
         (&url, vec!["run", "a", "--", &script], 126, "cannot be executed"),
         (&url, vec!["run", "a", "--", "no-such-command"], 127, "was not found"),
+        (&url, vec!["run", "a", "--", &no_interpreter], 127, "the interpreter that it names, was not found"),
         (&url, vec!["run", "held", "--no-wait", "--", "true"], 75, "held by"),
-        (&url, vec!["run", "held", "--wait", "100ms", "--", "true"], 75, "timed out"),
+        (&url, vec!["run", "held", "--wait", "1s", "--", "true"], 75, "timed out"),
         (&url, vec!["run", "two", "--semaphore", "2", "--no-wait", "--", "true"], 0, ""),
         (&url, vec!["run", "two", "--semaphore", "3", "--no-wait", "--", "true"], 64, "limit"),
         (&url, vec!["run", "rw", "--read", "--", "true"], 0, ""),
@@ -90,10 +102,42 @@ async fn the_store_and_its_options_can_be_in_a_file() {
     assert_eq!(mutex.inspect().await.expect("the file answers").in_use, 1);
     program.close_stdin();
     assert_eq!(program.end().await.0, 1, "nothing was read");
-    for text in ["url = 'redis://:hunter2@127.0.0.1:1", "url = 'redis://:hunter2@127.0.0.1:1'\nttl = 5"] {
+    for (text, part) in [
+        ("url = 'redis://:hunter2@127.0.0.1:1", "line 1: "),
+        ("label = 'x'\nurl = redis://:hunter2@127.0.0.1:1", "line 2: "),
+        ("url = 'redis://:hunter2@127.0.0.1:1'\nttl = 5", "`ttl`: unknown field"),
+        ("url = 'sqlite:x'\nmutex = 'redis://:hunter2@h'", "`mutex`: invalid type: string \"…\", expected "),
+        ("url = 'sqlite:x'\nmutex.ttl = 'redis://:hunter2@h'", "`…` is not a time such as"),
+        ("url = 'sqlite:x'\nlabel = 5", "`label`: "),
+    ] {
         let (status, _, message) = start(text, "true").end().await;
         assert!(status == 64 && !message.contains("hunter2"), "{status}: {message}");
+        assert!(message.contains(part), "{text}: {message}");
     }
+}
+
+/// Or a URL alone would mean other locks in another directory.
+#[tokio::test]
+async fn a_file_in_the_working_directory_counts_only_if_nothing_else_names_a_store() {
+    let file = SqliteFile::new();
+    let path = file.directory().join("leasehold.toml");
+    let start = |url: Option<String>| {
+        let mut command = Command::new("sh");
+        command.env_remove("LEASEHOLD_URL").envs(url.map(|url| ("LEASEHOLD_URL", url)));
+        command.env("PROGRAM", PROGRAM).env("DIRECTORY", file.directory());
+        command.args(["-c", "cd \"$DIRECTORY\" && exec \"$PROGRAM\" run a -- echo in"]);
+        Program::spawn(command)
+    };
+    assert_eq!(start(None).end().await.0, 64, "there is none");
+    fs::write(&path, format!("url = '{}'\n", file.url())).expect("room for a file");
+    assert_eq!(start(None).end().await.0, 0);
+    fs::write(&path, "nonsense").expect("room for a file");
+    assert_eq!(start(None).end().await.0, 64);
+    assert_eq!(start(Some(file.url())).end().await.0, 0);
+    fs::remove_file(&path).expect("it is ours");
+    fs::create_dir(&path).expect("room for a directory");
+    let (status, _, message) = start(None).end().await;
+    assert!(status == 64 && message.contains("directory"), "{status}: {message}");
 }
 
 #[tokio::test]
@@ -112,7 +156,7 @@ async fn the_command_knows_its_token_and_so_does_who_has_started_it() {
     }
     let program = Program::start(&file.url(), &["--json", "run", "a", "--stdout-token", "--", "true"]);
     let (_, printed, _) = program.end().await;
-    assert!(printed.starts_with(r#"{"name":"a","token":"#), "{printed}");
+    assert!(printed.starts_with(r#"{"name":"a","kind":"mutex","token":"#), "{printed}");
 }
 
 #[tokio::test]
@@ -138,17 +182,129 @@ async fn the_whole_group_of_a_command_is_ended_when_its_lease_is_lost() {
     let deaf = "trap '' TERM; sh -c 'echo $$; sleep 1000; :' & echo $$; wait; sleep 1000";
     let told =
         "trap 'echo told; exit 0' TERM; sh -c 'trap \"\" TERM; echo $$; sleep 1000; :' & echo $$; wait";
-    for (script, says) in [(deaf, "is killed"), (told, "")] {
+    for (script, says) in [(deaf, "command is still"), (told, "processes of the command are still")] {
         let mut program = Program::start(&file.url(), &[&args[..], &[script]].concat());
         let pids = [program.line().await, program.line().await];
         assert!(mutex.force_release().await.expect("the file answers"));
         let (status, printed, message) = program.end().await;
         assert_eq!(status, 70, "{message}");
         assert!(message.contains("released by force") && message.contains(says), "{message}");
-        assert_eq!(printed.contains("told"), says.is_empty(), "{printed}");
+        assert_eq!(printed.contains("told"), script == told, "{printed}");
         let gone = || async { !pids.iter().any(|pid| is_alive(pid)) };
         eventually(SOON, gone).await;
     }
+}
+
+/// Also what the command has started, after its own end.
+#[tokio::test]
+async fn the_whole_group_has_time_to_end_when_the_lease_is_lost() {
+    let file = SqliteFile::new();
+    let mutex = file.client().await.mutex("a").expect("a name");
+    let worker = "trap 'sleep 0.5; echo cleaned; exit' TERM; echo in; while :; do sleep 0.1; done";
+    let mut command = Command::new(PROGRAM);
+    command.env("LEASEHOLD_URL", file.url()).env("WORKER", worker);
+    command.args(["run", "a", "--kill-after", "60s", "--", "sh", "-c", "sh -c \"$WORKER\" & wait"]);
+    let mut program = Program::spawn(command);
+    assert_eq!(program.line().await, "in");
+    assert!(mutex.force_release().await.expect("the file answers"));
+    assert_eq!(program.line().await, "cleaned");
+    let (status, _, message) = program.end().await;
+    assert!(status == 70 && !message.contains("KILL\n"), "{status}: {message}");
+}
+
+/// A log on a disk that is full, or a terminal that is gone.
+#[tokio::test]
+async fn the_command_is_ended_even_if_nobody_can_be_told() {
+    let file = SqliteFile::new();
+    let mutex = file.client().await.mutex("a").expect("a name");
+    let mut command = Command::new("sh");
+    command.env("LEASEHOLD_URL", file.url()).env("PROGRAM", PROGRAM);
+    command.env("DEAF", "trap '' TERM; echo $$; while :; do sleep 1000; done");
+    let script = "exec \"$PROGRAM\" run a --kill-after 500ms -- sh -c \"$DEAF\" 2>/dev/full";
+    let mut program = Program::spawn({
+        command.args(["-c", script]);
+        command
+    });
+    let pid = program.line().await;
+    assert!(mutex.force_release().await.expect("the file answers"));
+    assert_eq!(program.end().await.0, 70);
+    assert!(!is_alive(&pid));
+}
+
+/// Before the command is started, and while it runs.
+#[tokio::test]
+async fn who_watches_over_the_command_is_replaced() {
+    let file = SqliteFile::new();
+    let held = file.client().await.mutex("a").expect("a name").lock().await.expect("free");
+    let mut program = Program::start(&file.url(), &["run", "a", "--", "sh", "-c", "echo $$; sleep 1000"]);
+    program.until_it_waits().await;
+    let first = watcher_of(program.pid(), None).await;
+    kill(first, Signal::SIGKILL).expect("it runs");
+    held.release().await.expect("it is held");
+    let command = program.line().await;
+    let second = watcher_of(program.pid(), Some(first)).await;
+    // Otherwise it is taken for one that cannot live.
+    tokio::time::sleep(Duration::from_millis(1100)).await;
+    kill(second, Signal::SIGKILL).expect("it runs");
+    watcher_of(program.pid(), Some(second)).await;
+    program.signal(Signal::SIGKILL);
+    eventually(SOON, || async { !is_alive(&command) }).await;
+}
+
+/// The process, when it is ready and another one than before.
+async fn watcher_of(program: Pid, before: Option<Pid>) -> Pid {
+    let find = || {
+        let children = fs::read_to_string(format!("/proc/{program}/task/{program}/children")).ok()?;
+        let mut children = children
+            .split_whitespace()
+            .filter(|&child| Some(child) != before.map(|pid| pid.to_string()).as_deref());
+        children
+            .find(|child| {
+                let name = fs::read_to_string(format!("/proc/{child}/comm"));
+                name.is_ok_and(|name| name.trim() == "lease-watcher") && is_alive(child)
+            })?
+            .parse()
+            .ok()
+            .map(Pid::from_raw)
+    };
+    eventually(SOON, || async { find().is_some() }).await;
+    find().expect("it lives")
+}
+
+/// The file is kept locked, so the release is tried for long.
+#[tokio::test]
+async fn a_second_signal_ends_the_wait_for_the_release() {
+    let file = SqliteFile::new();
+    let stranger = file.open();
+    let mut program =
+        Program::start(&file.url(), &["run", "a", "--", "sh", "-c", "echo $$; read -r _; exit 3"]);
+    let command = program.line().await;
+    stranger.execute_batch("BEGIN EXCLUSIVE").expect("the file can be locked");
+    program.type_in("\n").await;
+    eventually(SOON, || async { !is_alive(&command) }).await;
+    let pid = program.pid();
+    let ended = || async {
+        kill(pid, Signal::SIGTERM).expect("it was not waited for");
+        !is_alive(&pid.to_string())
+    };
+    eventually(SOON, ended).await;
+    let (status, _, message) = program.end().await;
+    assert!(status == 3 && message.contains("interrupted: the lock was not released"), "{status}: {message}");
+    stranger.execute_batch("ROLLBACK").expect("it was locked");
+}
+
+/// Which a terminal would take for commands.
+#[tokio::test]
+async fn control_characters_are_not_shown() {
+    let file = SqliteFile::new();
+    let url = file.url();
+    let name = "\u{1b}[31mred";
+    let held = file.client().await.mutex(name).expect("a name").lock().await.expect("free");
+    let (status, _, message) = Program::start(&url, &["run", name, "--no-wait", "--", "true"]).end().await;
+    assert!(status == 75 && !message.contains('\u{1b}') && message.contains("[31mred"), "{message:?}");
+    let message = Program::start(&url, &["run", name, "--", "true"]).message().await;
+    assert!(!message.contains('\u{1b}') && message.contains("[31mred"), "{message:?}");
+    held.release().await.expect("it is held");
 }
 
 #[tokio::test]

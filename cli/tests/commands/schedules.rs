@@ -44,6 +44,21 @@ async fn a_tick_is_run_by_one_of_all_that_try() {
     assert_eq!((status, &*printed), (0, ""), "it was run");
 }
 
+/// A tick can be run for 12 h.
+#[tokio::test]
+async fn a_tick_that_is_over_is_mentioned() {
+    let file = SqliteFile::new();
+    let time = SystemTime::now().duration_since(UNIX_EPOCH).expect("it is after 1970").as_secs();
+    let offset = format!("{}s", (time - 13 * 60 * 60) % 86400);
+    let args = ["once", "nightly", "--tick", "1day", "--offset", &offset, "--now", "--", "echo", "in"];
+    let (status, printed, message) = Program::start(&file.url(), &args).end().await;
+    assert_eq!((status, &*printed), (0, ""));
+    assert!(
+        message.contains("nothing was run: the tick of `nightly`") && message.contains("is over"),
+        "{message}"
+    );
+}
+
 #[tokio::test]
 async fn each_tick_of_two_schedulers_is_run_once_even_if_it_fails() {
     let file = SqliteFile::new();
@@ -62,7 +77,7 @@ async fn each_tick_of_two_schedulers_is_run_once_even_if_it_fails() {
     }
     for scheduler in schedulers {
         let (status, _, message) = scheduler.end().await;
-        // It may be told in the middle of a tick, whose command ends with its own status.
+        // It may be told in the middle of a tick, whose command ends with its own status, or before it has begun.
         assert!([1, 143].contains(&status), "{status}: {message}");
         assert!(message.is_empty() || message.contains("has ended with status 1"), "{message}");
     }
