@@ -30,8 +30,8 @@ const PAUSE: Duration = Duration::from_secs(5);
 /// How much later than at the end of a lease the next one may be granted.
 const LATE: Duration = Duration::from_secs(1);
 const WORKERS: usize = 3;
-/// A character of the picture.
-const FRAME: Duration = Duration::from_millis(250);
+/// A character of the picture. All of them fit into a line of 80, behind the name of a worker.
+const FRAME: Duration = Duration::from_millis(300);
 
 pub(crate) async fn run(args: &Args) -> Result<ExitCode, Failure> {
     let stage = Arc::new(Stage::new(args.json));
