@@ -32,6 +32,7 @@ const LATE: Duration = Duration::from_secs(1);
 const WORKERS: usize = 3;
 /// A character of the picture. All of them fit into a line of 80, behind the name of a worker.
 const FRAME: Duration = Duration::from_millis(300);
+const _: () = assert!("worker 1 ".len() as u128 + LENGTH.as_millis() / FRAME.as_millis() <= 80);
 
 pub(crate) async fn run(args: &Args) -> Result<ExitCode, Failure> {
     let stage = Arc::new(Stage::new(args.json));
