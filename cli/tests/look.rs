@@ -104,6 +104,8 @@ async fn everything_is_seen_and_a_lock_is_broken(url: &str, has_semaphores: bool
     let (api, job) = (client(url, "api-7").await, client(url, "worker-3").await);
     // If the holder is told at once, then not by a renewal.
     let ttl = Duration::from_secs(if tells_at_once { 60 } else { 6 });
+    // The nodes of a Redlock hold it for a little longer, since their clocks differ.
+    let most = ttl.as_secs_f64() * 1.1;
     let options = api.mutex_options().ttl(ttl);
     let mutex = api.mutex_with("nightly", options).expect("valid").with_note("nightly report");
     let held = mutex.lock().await.expect("free");
@@ -138,10 +140,7 @@ async fn everything_is_seen_and_a_lock_is_broken(url: &str, has_semaphores: bool
     let holder = &line["holders"][0];
     assert_eq!((&holder["label"], &holder["note"]), (&"api-7".into(), &"nightly report".into()), "{line}");
     assert!(holder["held_seconds"].is_f64() && holder["since"].is_string(), "{line}");
-    assert!(
-        holder["remaining_seconds"].as_f64().is_some_and(|left| left > 0.0 && left <= ttl.as_secs_f64()),
-        "{line}"
-    );
+    assert!(holder["remaining_seconds"].as_f64().is_some_and(|left| left > 0.0 && left < most), "{line}");
     assert_eq!(line["waiting"][0]["label"], "worker-3", "{line}");
     let text = leasehold_at_store(url, &["show", "nightly"]).await.stdout;
     assert!(text.contains("held by   api-7") && text.contains("1. worker-3"), "{text}");

@@ -1,5 +1,7 @@
 //! What the user sees and does: rows, their order, the filter, and the row that is selected.
 
+use std::cmp::Reverse;
+
 use leasehold::{Error, Purpose};
 use ratatui::crossterm::event::{Event, KeyCode, KeyEvent, KeyEventKind, KeyModifiers};
 
@@ -181,8 +183,8 @@ impl View {
         match self.order {
             Order::Name => {}
             Order::Holder => self.rows.sort_by(|a, b| a.holder.cmp(&b.holder)),
-            Order::Age => self.rows.sort_by(|a, b| b.held_for.cmp(&a.held_for)),
-            Order::Waiters => self.rows.sort_by(|a, b| b.waiters.cmp(&a.waiters)),
+            Order::Age => self.rows.sort_by_key(|row| Reverse(row.held_for)),
+            Order::Waiters => self.rows.sort_by_key(|row| Reverse(row.waiters)),
         }
         if self.is_reversed {
             self.rows.reverse();
