@@ -27,7 +27,7 @@ use futures::future::join_all;
 use leasehold::{Client, Error, LossReason, MutexOptions, Purpose};
 use serde_json::Value;
 use sqlite::SqliteFile;
-use support::{Nodes, RedisServer, Reply, Setup, eventually, say, within};
+use support::{Nodes, RedisServer, Reply, Setup, acl, eventually, say, within};
 use terminal::Terminal;
 use tokio::io::{AsyncBufReadExt, BufReader};
 use tokio::process::Command;
@@ -304,6 +304,22 @@ async fn check_prints_why_a_store_refuses_its_user() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_a_store_refuses_to_tell_is_said_once() {
+    let Some(server) = RedisServer::start_or_skip("a user who may see some things") else { return };
+    let rules: Vec<_> = acl::rules().into_iter().filter(|rule| !rule.contains("rwlock")).collect();
+    let command = ["ACL", "SETUSER", "limited"].into_iter().chain(rules.iter().map(|rule| &**rule));
+    assert_eq!(server.raw().send(&command.collect::<Vec<_>>()).text().as_deref(), Some("OK"));
+    let _held = client(&server.url(), "api-7").await.mutex("a").expect("valid").lock().await.expect("free");
+    let url = format!("redis://limited:p%40ss%3Aword@127.0.0.1:{}", server.port());
+    // More than one look.
+    let waited = leasehold_at_store(&url, &["wait", "a", "--timeout", "2s"]).await;
+    assert_eq!(waited.status, 75, "{waited:?}");
+    assert_eq!(waited.stderr.matches("cannot look up the rw_lock called a").count(), 1, "{waited:?}");
+    let shown = leasehold_at_store(&url, &["show", "a"]).await;
+    assert!(shown.status == 0 && shown.stdout.contains("held by   api-7"), "{shown:?}");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn wait_begins_before_its_store() {
     let Some(mut server) = RedisServer::start_with_or_skip("waiting for a store", Setup::on_disk()) else {
         return;
@@ -331,6 +347,9 @@ async fn wait_takes_no_place_and_ends_when_the_lock_is_free() {
     sleep(Duration::from_millis(500)).await;
     assert!(waiting.try_wait().expect("it can be asked").is_none(), "the lock is held");
     assert!(api.inspect(Purpose::Mutex, "a").await.expect("answered").waiters.is_empty());
+    if let Some(terminal) = Terminal::start(&url, "wait a", &[], 80, 24) {
+        terminal.until(SOON, |text| text.contains("`a`: held by api-7 for")).await;
+    }
     held.release().await.expect("held");
     let output = within(SOON, waiting.wait_with_output()).await.expect("it ends");
     assert_eq!(output.status.code(), Some(0));
@@ -415,8 +434,11 @@ async fn watch_sorts_filters_shows_one_and_survives_a_restart_of_the_store() {
     terminal.send(&["Enter", "Enter"]);
     let text = terminal.until(SOON, |text| text.contains("  token")).await;
     assert!(text.contains("the odd one") && text.contains("held by   zebra"), "{text}");
+    // These are keys of the table, which is not seen.
+    terminal.send(&["/", "r"]);
     terminal.send(&["Escape"]);
-    terminal.until(SOON, |text| text.contains("filter: ODD") && text.contains("NAME")).await;
+    let text = terminal.until(SOON, |text| text.contains("filter: ODD") && text.contains("NAME")).await;
+    assert!(!text.contains("filter: ODD_"), "{text}");
     terminal.send(&["Escape"]);
     // An escape and what follows it too soon are another key.
     terminal.until(SOON, |text| text.starts_with("40 held or awaited")).await;
@@ -462,8 +484,12 @@ async fn watch_prints_where_there_is_no_terminal_and_goes_on_after_an_outage() {
     };
     let url = server.url();
     let _held = client(&url, "api-7").await.mutex("a").expect("valid").lock().await.expect("free");
-    let mut watching = command(&url, &["watch", "--json", "--every", "100ms"]);
-    let mut watching = watching.stdout(Stdio::piped()).spawn().expect("it starts");
+    // As under `nohup`.
+    let script = "trap '' HUP; exec \"$0\" watch --json --every 100ms";
+    let mut watching = Command::new("sh");
+    watching.args(["-c", script, PROGRAM]).env("LEASEHOLD_URL", &url).current_dir(std::env::temp_dir());
+    let watching = watching.stdin(Stdio::null()).stdout(Stdio::piped()).kill_on_drop(true).spawn();
+    let mut watching = watching.expect("it starts");
     let mut lines = BufReader::new(watching.stdout.take().expect("piped")).lines();
     let mut until = async |connected: bool| loop {
         let line = within(SOON, lines.next_line()).await.expect("readable").expect("it goes on");
@@ -474,6 +500,8 @@ async fn watch_prints_where_there_is_no_terminal_and_goes_on_after_an_outage() {
     };
     let line = until(true).await;
     assert_eq!((&line["items"][0]["name"], &line["error"]), (&"a".into(), &Value::Null), "{line}");
+    let id = watching.id().expect("it runs").to_string();
+    assert!(Command::new("kill").args(["-s", "HUP", &id]).status().await.expect("it starts").success());
     server.kill();
     let line = until(false).await;
     assert!(line["error"].as_str().is_some_and(|error| !error.is_empty()), "{line}");
