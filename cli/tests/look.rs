@@ -205,7 +205,16 @@ async fn on_sqlite() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn on_redis() {
     let Some(server) = RedisServer::start_or_skip("the command line on Redis") else { return };
-    everything_is_seen_and_a_lock_is_broken(&server.url(), true, true).await;
+    let url = server.url();
+    everything_is_seen_and_a_lock_is_broken(&url, true, true).await;
+    // Nobody tells a client of another library, nor anybody if nothing is held.
+    server.raw().send(&["SET", "lock:foreign", "theirs", "PX", "60000"]);
+    for (status, kind) in [(0, Value::from("mutex")), (1, Value::Null)] {
+        let broken = leasehold_at_store(&url, &["break", "foreign", "--yes", "--json"]).await;
+        let line = &broken.json()[0];
+        assert_eq!((broken.status, &line["kind"]), (status, &kind), "{broken:?}");
+        assert_eq!(line["told_at_once"], false, "{broken:?}");
+    }
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -631,6 +640,7 @@ async fn the_demo_ends_well_and_tells_its_story() {
         }
     }
     assert_eq!(output.status, 0, "{output:?}");
+    assert!(output.stdout.lines().all(|line| line.len() <= 80), "{}", output.stdout);
     for part in [
         "dies while it holds the lock",
         "after the death",
