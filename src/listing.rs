@@ -1,5 +1,6 @@
 //! What a client's store has under the client's prefixes.
 
+use std::slice;
 use std::sync::Arc;
 
 use futures::channel::mpsc::{Sender, channel};
@@ -49,15 +50,7 @@ impl Client {
     ///
     /// Dropping the stream has no effect.
     pub fn list(&self, prefix: &str) -> impl Stream<Item = Result<Listed, Error>> + Send + Unpin + use<> {
-        let (engine, ranges) = (Arc::clone(&self.engine), self.ranges(prefix));
-        // A stream of the store borrows what it reads.
-        let (sender, listed) = channel(0);
-        let read = stream::once(async move {
-            if let Err(error) = read_all(&engine, &ranges, sender.clone()).await {
-                send(sender, Err(error)).await;
-            }
-        });
-        stream::select(listed, read.filter_map(|()| ready(None))).boxed()
+        listed(Arc::clone(&self.engine), self.ranges(prefix))
     }
 
     /// What is to be read.
@@ -78,38 +71,48 @@ impl Client {
     }
 }
 
-/// Keys that begin alike.
-struct Range {
-    /// Of the kinds that are sought.
-    prefix: String,
-    /// The same, and what the name begins with.
-    begin: String,
-    kinds: Vec<Kind>,
+/// What one pass over the store is to find.
+pub(crate) trait Pass: Send + Sync + 'static {
+    /// Something that was found, as users know it.
+    type Item: Send + 'static;
+
+    /// What the keys begin with: none of these with another one.
+    fn begin(&self) -> &[String];
+
+    /// `None` for what is none of the user's.
+    fn named(&self, found: Listed) -> Option<Self::Item>;
 }
 
-impl Range {
-    /// Something that was found with the prefix and the name that it has for users; `None` if it is none of theirs.
-    fn named(&self, found: Listed) -> Option<Listed> {
-        let Listed { resource, holders, waiters } = found;
-        let resource = Resource::split_at(&resource.key, self.prefix.len(), resource.kind)?;
-        let is_sought = self.kinds.contains(&resource.kind) && !resource.name().is_empty();
-        is_sought.then(|| Listed::new(resource, holders, waiters))
-    }
+/// What these passes find, one after the other.
+pub(crate) fn listed<P: Pass>(
+    engine: Arc<Engine>,
+    passes: Vec<P>,
+) -> impl Stream<Item = Result<P::Item, Error>> + Send + Unpin + use<P> {
+    // A stream of the store borrows what it reads.
+    let (sender, listed) = channel(0);
+    let read = stream::once(async move {
+        if let Err(error) = read_all(&engine, &passes, sender.clone()).await {
+            send(sender, Err(error)).await;
+        }
+    });
+    stream::select(listed, read.filter_map(|()| ready(None))).boxed()
 }
-
-type Item = Result<Listed, Error>;
 
 /// Sends all that there is. Fails if nothing can be read.
-async fn read_all(engine: &Engine, ranges: &[Range], sender: Sender<Item>) -> Result<(), Error> {
+async fn read_all<P: Pass>(
+    engine: &Engine,
+    passes: &[P],
+    sender: Sender<Result<P::Item, Error>>,
+) -> Result<(), Error> {
     engine.check_process("list", None)?;
     if engine.closing().is_closed() {
         return Err(engine.error(BackendError::Closed, "list", None));
     }
-    for range in ranges {
-        let mut listed = engine.backend().list(&range.begin);
+    for pass in passes {
+        let mut listed = engine.backend().list_any(pass.begin());
         while let Some(found) = listed.next().await {
             let item = match found {
-                Ok(found) => range.named(found).map(Ok),
+                Ok(found) => pass.named(found).map(Ok),
                 Err(error) if !error.is_transient() => return Err(engine.error(error, "list", None)),
                 Err(error) => Some(Err(engine.error(error, "list", None))),
             };
@@ -122,6 +125,30 @@ async fn read_all(engine: &Engine, ranges: &[Range], sender: Sender<Item>) -> Re
 }
 
 /// The receiver is gone only if the whole stream is, and with it whatever sends.
-async fn send(mut sender: Sender<Item>, item: Item) {
+async fn send<T>(mut sender: Sender<T>, item: T) {
     let _ = sender.send(item).await;
+}
+
+/// Keys that begin alike.
+struct Range {
+    /// Of the kinds that are sought.
+    prefix: String,
+    /// The same, and what the name begins with.
+    begin: String,
+    kinds: Vec<Kind>,
+}
+
+impl Pass for Range {
+    type Item = Listed;
+
+    fn begin(&self) -> &[String] {
+        slice::from_ref(&self.begin)
+    }
+
+    fn named(&self, found: Listed) -> Option<Listed> {
+        let Listed { resource, holders, waiters } = found;
+        let resource = Resource::split_at(&resource.key, self.prefix.len(), resource.kind)?;
+        let is_sought = self.kinds.contains(&resource.kind) && !resource.name().is_empty();
+        is_sought.then(|| Listed::new(resource, holders, waiters))
+    }
 }

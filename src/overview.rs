@@ -3,17 +3,14 @@
 use std::fmt;
 use std::sync::Arc;
 
-use futures::channel::mpsc::{Sender, channel};
-use futures::future::ready;
-use futures::stream::{self, Stream};
-use futures::{SinkExt, StreamExt};
+use futures::stream::Stream;
 
-use crate::backend::{BackendError, Detail, Inspection, Kind, Listed, Resource};
+use crate::backend::{Capabilities, Detail, Inspection, Kind, Listed, Resource};
 use crate::client::Client;
 use crate::error::Error;
-use crate::lease::Engine;
-use crate::name;
+use crate::listing::{Pass, listed};
 use crate::options::within;
+use crate::{name, primitive};
 
 /// Which primitive a key of the store belongs to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -127,15 +124,7 @@ impl Client {
         &self,
         prefix: &str,
     ) -> impl Stream<Item = Result<Overview, Error>> + Send + Unpin + use<> {
-        let (engine, keys) = (Arc::clone(self.engine()), self.keys(prefix));
-        // A stream of the store borrows what it reads.
-        let (sender, found) = channel(0);
-        let read = stream::once(async move {
-            if let Err(error) = read_all(&engine, &keys, sender.clone()).await {
-                send(sender, Err(error)).await;
-            }
-        });
-        stream::select(found, read.filter_map(|()| ready(None))).boxed()
+        listed(Arc::clone(self.engine()), vec![self.keys(prefix)])
     }
 
     /// Who holds the thing of this name and purpose, and who waits for it.
@@ -149,11 +138,7 @@ impl Client {
     ///
     /// Cancel safe: the call changes nothing.
     pub async fn inspect(&self, purpose: Purpose, name: &str) -> Result<Inspection, Error> {
-        let resource = self.resource(purpose, name)?;
-        let engine = self.engine();
-        engine.check_process("inspect", Some(name))?;
-        let answer = engine.backend().inspect(&resource, Detail::Full).await;
-        answer.map_err(|error| engine.error(error, "inspect", Some(name)))
+        primitive::inspect(self.engine(), &self.resource(purpose, name)?, Detail::Full).await
     }
 
     /// As [`DistMutex::force_release`](crate::DistMutex::force_release), also for an election or the run of a schedule.
@@ -183,28 +168,29 @@ impl Client {
                 format!("the holders of a {purpose} cannot be removed: they leave, or their leases end");
             return Err(Error::Unsupported { store: self.store().to_owned(), reason });
         }
-        let resource = self.resource(purpose, name)?;
-        let engine = self.engine();
-        engine.check_process("force release", Some(name))?;
-        let answer = engine.backend().force_release(&resource).await;
-        let released = answer.map_err(|error| engine.error(error, "force release", Some(name)))?;
-        tracing::warn!(target: "leasehold::lease", name, released, "released by force");
-        Ok(released)
+        primitive::force_release(self.engine(), &self.resource(purpose, name)?).await
     }
 
     /// The address of the store, as errors show it: without a password.
     #[must_use]
     pub fn store(&self) -> &str {
-        &self.engine().backend().capabilities().store
+        &self.capabilities().store
+    }
+
+    /// What the store supports.
+    ///
+    /// ```
+    /// let client = leasehold::Client::memory();
+    /// assert!(client.capabilities().pushes_losses); // whoever loses a lock by force is told at once
+    /// ```
+    #[must_use]
+    pub fn capabilities(&self) -> &Capabilities {
+        self.engine().backend().capabilities()
     }
 
     fn resource(&self, purpose: Purpose, name: &str) -> Result<Resource, Error> {
-        let capabilities = self.engine().backend().capabilities();
         let kind = purpose.kind();
-        if !capabilities.kinds.contains(&kind) {
-            let reason = format!("this store has no resources of the kind `{}`", kind.as_str());
-            return Err(Error::Unsupported { store: capabilities.store.clone(), reason });
-        }
+        primitive::check_kind(self.engine(), kind)?;
         name::resource(&self.key_prefix(purpose), name, kind)
     }
 
@@ -235,20 +221,27 @@ impl Client {
             .collect();
         begin.sort_unstable();
         begin.dedup_by(|longer, shorter| longer.starts_with(&**shorter));
-        Keys { prefixes, begin }
+        Keys { name: name.to_owned(), prefixes, begin }
     }
 }
 
 /// Which keys are sought, and what for.
 struct Keys {
+    /// What the names begin with.
+    name: String,
     /// What each prefix is for, the longest first; `None` for the marks of ticks.
     prefixes: Vec<(String, Option<Purpose>)>,
     /// What the keys begin with: none of these with another one.
     begin: Vec<String>,
 }
 
-impl Keys {
-    /// What was found, with the prefix and the name that it has for users; `None` if it is none of theirs.
+impl Pass for Keys {
+    type Item = Overview;
+
+    fn begin(&self) -> &[String] {
+        &self.begin
+    }
+
     fn named(&self, Listed { resource, holders, waiters }: Listed) -> Option<Overview> {
         let key = &resource.key;
         let fits = |purpose: Option<Purpose>| purpose.is_none_or(|purpose| purpose.includes(resource.kind));
@@ -256,35 +249,11 @@ impl Keys {
             key.starts_with(prefix) && key.len() > prefix.len() && fits(*purpose)
         })?;
         let resource = Resource::split_at(key, prefix.len(), resource.kind)?;
-        Some(Overview { purpose: (*purpose)?, listed: Listed::new(resource, holders, waiters) })
+        // What the key begins with may have been part of a longer prefix.
+        let is_sought = resource.name().starts_with(&self.name);
+        let purpose = purpose.filter(|_| is_sought)?;
+        Some(Overview { purpose, listed: Listed::new(resource, holders, waiters) })
     }
-}
-
-type Item = Result<Overview, Error>;
-
-/// Sends all that there is. Fails if nothing can be read.
-async fn read_all(engine: &Engine, keys: &Keys, sender: Sender<Item>) -> Result<(), Error> {
-    engine.check_process("list", None)?;
-    if engine.closing().is_closed() {
-        return Err(engine.error(BackendError::Closed, "list", None));
-    }
-    let mut listed = engine.backend().list_any(&keys.begin);
-    while let Some(found) = listed.next().await {
-        let item = match found {
-            Ok(found) => keys.named(found).map(Ok),
-            Err(error) if !error.is_transient() => return Err(engine.error(error, "list", None)),
-            Err(error) => Some(Err(engine.error(error, "list", None))),
-        };
-        if let Some(item) = item {
-            send(sender.clone(), item).await;
-        }
-    }
-    Ok(())
-}
-
-/// The receiver is gone only if the whole stream is, and with it whatever sends.
-async fn send(mut sender: Sender<Item>, item: Item) {
-    let _ = sender.send(item).await;
 }
 
 #[cfg(test)]
@@ -338,6 +307,12 @@ mod tests {
             expected.push(named(Purpose::FairSemaphore, "y"));
             expected.retain(|(purpose, _)| *purpose != Purpose::Schedule);
             assert_eq!(found(&client, "").await, expected);
+            // What the prefixes of keys begin with is no part of a name.
+            for no_name in ["r", "e", "el", "o", "once:", "once:run:", "rwlock:", "election:x", "s", "c", "f"]
+            {
+                assert_eq!(found(&client, no_name).await, [], "{no_name}");
+            }
+            assert_eq!(found(&client, "x1").await, [named(Purpose::Mutex, "x1")]);
             for (purpose, name) in expected {
                 assert_eq!(client.inspect(purpose, &name).await.unwrap().holders.len(), 1, "{purpose}");
                 let broken = client.force_release(purpose, &name).await;

@@ -4,7 +4,7 @@ use std::fmt;
 use std::pin::pin;
 use std::sync::Arc;
 
-use crate::backend::{Claim, Detail, Inspection, Resource};
+use crate::backend::{Claim, Detail, Inspection, Kind, Resource};
 use crate::error::Error;
 use crate::guard::Guard;
 use crate::label;
@@ -26,16 +26,8 @@ pub(crate) struct Primitive {
 impl Primitive {
     /// Rejects what the store does not support, before anything is sent.
     pub(crate) fn new(engine: Arc<Engine>, resource: Resource, settings: Settings) -> Result<Self, Error> {
-        let capabilities = engine.backend().capabilities();
-        let kind = resource.kind;
-        if !capabilities.kinds.contains(&kind) {
-            let mut reason = format!("this store has no resources of the kind `{}`", kind.as_str());
-            if let Some(why) = &capabilities.unsupported {
-                reason.extend([": ", why]);
-            }
-            return Err(Error::Unsupported { store: capabilities.store.clone(), reason });
-        }
-        let settings = settings.fit(capabilities)?.share();
+        check_kind(&engine, resource.kind)?;
+        let settings = settings.fit(engine.backend().capabilities())?.share();
         Ok(Self { engine, resource, settings, limit: None, note: None })
     }
 
@@ -95,19 +87,12 @@ impl Primitive {
     }
 
     pub(crate) async fn inspect(&self, detail: Detail) -> Result<Inspection, Error> {
-        self.engine.check_process("inspect", Some(self.name()))?;
-        let answer = self.engine.backend().inspect(&self.resource, detail).await;
-        answer.map_err(|error| self.engine.error(error, "inspect", Some(self.name())))
+        inspect(&self.engine, &self.resource, detail).await
     }
 
     /// Ends all holds. `false` if there was none.
     pub(crate) async fn force_release(&self) -> Result<bool, Error> {
-        self.engine.check_process("force release", Some(self.name()))?;
-        let answer = self.engine.backend().force_release(&self.resource).await;
-        let released =
-            answer.map_err(|error| self.engine.error(error, "force release", Some(self.name())))?;
-        tracing::warn!(target: "leasehold::lease", name = %self.name(), released, "released by force");
-        Ok(released)
+        force_release(&self.engine, &self.resource).await
     }
 
     /// Prints the name and the store of a handle of this type, which may add fields. Leaves out the client's leases,
@@ -121,4 +106,39 @@ impl Primitive {
         output.field("name", &self.name()).field("store", &self.engine.backend().capabilities().store);
         output
     }
+}
+
+/// Rejects a kind that the store does not support.
+pub(crate) fn check_kind(engine: &Engine, kind: Kind) -> Result<(), Error> {
+    let capabilities = engine.backend().capabilities();
+    if capabilities.kinds.contains(&kind) {
+        return Ok(());
+    }
+    let mut reason = format!("this store has no resources of the kind `{}`", kind.as_str());
+    if let Some(why) = &capabilities.unsupported {
+        reason.extend([": ", why]);
+    }
+    Err(Error::Unsupported { store: capabilities.store.clone(), reason })
+}
+
+/// Who holds something and who waits for it.
+pub(crate) async fn inspect(
+    engine: &Engine,
+    resource: &Resource,
+    detail: Detail,
+) -> Result<Inspection, Error> {
+    let name = Some(resource.name());
+    engine.check_process("inspect", name)?;
+    let answer = engine.backend().inspect(resource, detail).await;
+    answer.map_err(|error| engine.error(error, "inspect", name))
+}
+
+/// Ends all holds of a lock. `false` if there was none.
+pub(crate) async fn force_release(engine: &Engine, resource: &Resource) -> Result<bool, Error> {
+    let name = resource.name();
+    engine.check_process("force release", Some(name))?;
+    let answer = engine.backend().force_release(resource).await;
+    let released = answer.map_err(|error| engine.error(error, "force release", Some(name)))?;
+    tracing::warn!(target: "leasehold::lease", name, released, "released by force");
+    Ok(released)
 }

@@ -110,7 +110,7 @@ always\t''
 never\t''"
 complete -c leasehold -n "__fish_leasehold_using_subcommand show" -l json -d 'Print JSON: one object, or one per line where several follow'
 complete -c leasehold -n "__fish_leasehold_using_subcommand show" -s h -l help -d 'Print help (see more with \'--help\')'
-complete -c leasehold -n "__fish_leasehold_using_subcommand watch" -l every -d 'How often to look, at most: never for more than a quarter of the time' -r
+complete -c leasehold -n "__fish_leasehold_using_subcommand watch" -l every -d 'How often to look, 100ms or more; looking never takes more than a quarter of the time' -r
 complete -c leasehold -n "__fish_leasehold_using_subcommand watch" -l url -d 'The URL of the store, such as redis://127.0.0.1:6379' -r
 complete -c leasehold -n "__fish_leasehold_using_subcommand watch" -l config -d 'The file that names the store, and the TTL and prefixes of locks' -r -F
 complete -c leasehold -n "__fish_leasehold_using_subcommand watch" -l label -d 'What others see as the holder\'s name; without it, the host name and the process id' -r

@@ -153,18 +153,19 @@ pub(crate) enum Command {
     /// End the hold of a lock by force
     ///
     /// Shows who holds it, and asks. The next waiter gets the lock at once; the holder is told, and until it has
-    /// stopped, only fencing tokens reject what it writes. Semaphores and read/write locks cannot be broken. The exit
+    /// stopped, only fencing tokens reject what it writes. The store is told the name only: if the lock is passed on
+    /// just then, it is the next holder that loses it. Semaphores and read/write locks cannot be broken. The exit
     /// status is 1 if nobody held the lock, or the answer was no.
     Break(Break),
     /// Wait until a lock is free
     ///
     /// Takes no place in the queue: the store is looked at, at least once a second, until nobody holds the lock or
     /// waits for it, or a permit of the semaphore is free. Somebody else may take it in the next moment, and a lock
-    /// that is free between two looks only is missed: to hold it, use `run`.
+    /// that is only briefly free may be missed: to hold it, use `run`.
     Wait(Wait),
     /// Check the store for problems and risky settings
     ///
-    /// The exit status is 1 if one of them is more than for information: a warning, or why the store cannot be used.
+    /// The exit status is 1 if any finding is a warning or worse.
     Check,
     /// Print the fencing token under which a lock is held
     ///
@@ -306,19 +307,30 @@ impl Kind {
 
 #[derive(clap::Args, Debug)]
 pub(crate) struct List {
-    /// Only names that begin so
+    /// Only names that start with this
     #[arg(default_value = "", hide_default_value = true)]
     pub(crate) prefix: String,
 }
 
 #[derive(clap::Args, Debug)]
 pub(crate) struct Watch {
-    /// Only names that begin so
+    /// Only names that start with this
     #[arg(default_value = "", hide_default_value = true)]
     pub(crate) prefix: String,
-    /// How often to look, at most: never for more than a quarter of the time
-    #[arg(long, value_parser = humantime::parse_duration, default_value = "500ms", value_name = "TIME")]
+    /// How often to look, 100ms or more; looking never takes more than a quarter of the time
+    #[arg(long, value_parser = interval, default_value = "500ms", value_name = "TIME")]
     pub(crate) every: Duration,
+}
+
+/// How often at most a store is looked at.
+const SHORTEST_INTERVAL: Duration = Duration::from_millis(100);
+
+fn interval(text: &str) -> Result<Duration, String> {
+    let interval = humantime::parse_duration(text).map_err(|error| error.to_string())?;
+    if interval < SHORTEST_INTERVAL {
+        return Err("it must be 100ms or more".to_owned());
+    }
+    Ok(interval)
 }
 
 #[derive(clap::Args, Debug)]
@@ -366,5 +378,13 @@ mod tests {
     #[test]
     fn the_arguments_are_consistent() {
         Args::command().debug_assert();
+    }
+
+    #[test]
+    fn nobody_looks_at_a_store_without_a_pause() {
+        for (text, is_valid) in [("0s", false), ("99ms", false), ("100ms", true), ("1h", true), ("1", false)]
+        {
+            assert_eq!(interval(text).is_ok(), is_valid, "{text}");
+        }
     }
 }

@@ -37,11 +37,32 @@ impl Found {
     pub(crate) fn ids(&self) -> BTreeSet<&str> {
         self.now.holders.iter().map(|holder| &*holder.id).collect()
     }
+
+    /// Whether the same leases hold it and wait for it.
+    fn is_same(&self, other: &Self) -> bool {
+        let places = |found: &Self| found.now.waiters.iter().map(|waiter| waiter.id).collect::<Vec<_>>();
+        self.ids() == other.ids() && places(self) == places(other)
+    }
 }
 
-/// What has this name, if it is held or awaited. What the store refuses to tell of is said on standard error, unless
-/// that is all there is.
+/// What a look for a name has found.
+#[derive(Debug)]
+pub(crate) struct Answer {
+    /// What is held or awaited.
+    pub(crate) found: Vec<Found>,
+    /// What the store has refused to tell, for people.
+    pub(crate) unknown: Vec<String>,
+}
+
+/// What has this name, if it is held or awaited. What the store refuses to tell is said on standard error.
 pub(crate) async fn in_use(client: &Client, which: &Which) -> Result<Vec<Found>, Failure> {
+    let Answer { found, unknown } = ask(client, which).await?;
+    unknown.iter().for_each(|unknown| output::note(unknown));
+    Ok(found)
+}
+
+/// The same, and nothing is said. Fails if the store refuses to tell anything at all.
+pub(crate) async fn ask(client: &Client, which: &Which) -> Result<Answer, Failure> {
     let purposes = match which.kind {
         Some(kind) => vec![kind.purpose()],
         None => Purpose::ALL.into(),
@@ -66,13 +87,18 @@ pub(crate) async fn in_use(client: &Client, which: &Which) -> Result<Vec<Found>,
     {
         return Err(error.into());
     }
-    for (purpose, error) in refused {
-        output::note(&format!("the {purpose} of this name is not known: {error}"));
-    }
+    let unknown = |(purpose, error)| {
+        format!("cannot look up the {purpose} called {}: {error}", output::clean(&which.name))
+    };
+    let unknown = refused.into_iter().map(unknown).collect();
     all.retain(Found::is_in_use);
-    // Both kinds of semaphores have one key if they have one prefix.
-    all.dedup_by(|later, earlier| earlier.is_held() && later.ids() == earlier.ids());
-    Ok(all)
+    Ok(Answer { found: distinct(all), unknown })
+}
+
+/// Both kinds of semaphores have one key if they have one prefix.
+fn distinct(mut all: Vec<Found>) -> Vec<Found> {
+    all.dedup_by(|later, earlier| later.is_same(earlier));
+    all
 }
 
 /// The store has no such thing, or what has this key is something else.
@@ -81,5 +107,33 @@ fn is_of_no_such_kind(error: &Error) -> bool {
         Error::Unsupported { .. } => true,
         Error::StoreRefused { source, .. } => matches!(source, BackendError::WrongType { .. }),
         _ => false,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use leasehold::SemaphoreOptions;
+
+    use super::*;
+
+    #[tokio::test]
+    async fn a_semaphore_is_found_once_if_both_kinds_have_one_prefix_also_if_it_is_only_awaited() {
+        let client = Client::memory().with_semaphore_options(SemaphoreOptions::new().prefix("s:"));
+        let slots = client.fair_semaphore("slots", 2).unwrap();
+        let held = slots.acquire().await.unwrap();
+        let which = Which { name: "slots".to_owned(), kind: None };
+        let both = tokio::spawn(async move { slots.acquire_many(2).await });
+        let mut found = in_use(&client, &which).await.unwrap();
+        while found[0].now.waiters.is_empty() {
+            tokio::task::yield_now().await;
+            found = in_use(&client, &which).await.unwrap();
+        }
+        assert_eq!(found.len(), 1);
+        let only_awaited = Inspection::new(Vec::new(), found[0].now.waiters.clone(), Some(2), 0);
+        let look = |purpose| Found { purpose, now: only_awaited.clone() };
+        let twice = vec![look(Purpose::CountingSemaphore), look(Purpose::FairSemaphore)];
+        assert_eq!(distinct(twice).len(), 1);
+        held.release().await.unwrap();
+        drop(both.await.unwrap().unwrap());
     }
 }

@@ -1,7 +1,7 @@
 //! `leasehold`: distributed locks for scripts, and for looking at who holds what.
 //!
 //! `args` says what there is, `commands` has a file for each command, `store` finds and opens the store, `exit` has
-//! the exit statuses, `find` looks for what has a name, `report` has what is printed as JSON, and `output` prints.
+//! the exit statuses, `visit` connects for the time of a look, `find` looks for what has a name, `report` has what is printed as JSON, and `output` prints.
 //! `job` runs a command under a lease, with `signals`, the `terminal`, and a `watcher` in case this program is killed;
 //! `waiting` shows who holds what is awaited.
 
@@ -18,6 +18,7 @@ mod report;
 mod signals;
 mod store;
 mod terminal;
+mod visit;
 mod waiting;
 mod watcher;
 

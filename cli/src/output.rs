@@ -44,7 +44,13 @@ fn unwritable(error: io::Error) -> Failure {
 /// Says something beside the output, on standard error.
 pub(crate) fn note(text: &str) {
     let dim = Style::new().dimmed();
-    anstream::eprintln!("{dim}{text}{dim:#}");
+    beside(&format!("{dim}{text}{dim:#}"));
+}
+
+/// The same, as it is.
+pub(crate) fn beside(text: &str) {
+    // If nobody can read it, there is nobody to tell, and the output is still of use.
+    let _ = writeln!(anstream::stderr().lock(), "{text}");
 }
 
 /// Whether standard output is a terminal.
@@ -71,6 +77,11 @@ pub(crate) fn short_time(time: Duration) -> String {
         seconds @ 7200..172_800 => format!("{}h{:02}m", seconds / 3600, seconds / 60 % 60),
         seconds => format!("{}d", seconds / 86_400),
     }
+}
+
+/// How many wait, as errors of the library say it.
+pub(crate) fn waiters(count: usize) -> String {
+    if count == 1 { "1 waits".to_owned() } else { format!("{count} wait") }
 }
 
 /// Text of others, such as a name, without what a terminal would take for a command.

@@ -153,7 +153,7 @@ pub(crate) struct Broken {
     pub(crate) kind: Option<&'static str>,
     pub(crate) broken: bool,
     pub(crate) holders: Vec<Holder>,
-    /// Whether the holder is told at once, and not by its next renewal.
+    /// Whether the holders are told at once: not by their next renewals, and not if they are of another library.
     pub(crate) told_at_once: bool,
 }
 
@@ -180,7 +180,8 @@ pub(crate) struct Snapshot {
     pub(crate) store: String,
     pub(crate) connected: bool,
     pub(crate) error: Option<String>,
-    pub(crate) items: Vec<Item>,
+    /// None if it is not known.
+    pub(crate) items: Option<Vec<Item>>,
 }
 
 /// A line of `demo`.
@@ -255,7 +256,7 @@ mod tests {
         let free = Free { name: text(), free: true, waited_seconds: 0.0 };
         let token = Token { name: text(), kind: "mutex", token: 1 };
         let snapshot =
-            Snapshot { at: text(), store: text(), connected: true, error: None, items: Vec::new() };
+            Snapshot { at: text(), store: text(), connected: false, error: Some(text()), items: None };
         let event = Event { seconds: 0.0, worker: None, text: text() };
         let finding = crate::commands::check::Line { severity: "info", text: "" };
         let expected = [

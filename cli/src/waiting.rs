@@ -60,16 +60,20 @@ async fn tell(name: &str, look: &impl AsyncFn() -> Result<String, Error>) -> Nev
 }
 
 /// A line of the terminal that is removed when this is dropped.
-struct Line(ProgressBar);
+pub(crate) struct Line(ProgressBar);
 
 impl Line {
-    fn new(name: &str) -> Self {
+    pub(crate) fn new(name: &str) -> Self {
         let bar = ProgressBar::new_spinner().with_message(format!("waiting for `{name}`"));
         // The template is a constant, and a default is no loss.
         let style = ProgressStyle::with_template("{spinner} {wide_msg} {elapsed}");
         bar.set_style(style.unwrap_or_else(|_| ProgressStyle::default_spinner()));
         bar.enable_steady_tick(FRAME);
         Self(bar)
+    }
+
+    pub(crate) fn show(&self, text: &str) {
+        self.0.set_message(text.to_owned());
     }
 }
 

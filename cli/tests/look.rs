@@ -27,8 +27,9 @@ use futures::future::join_all;
 use leasehold::{Client, Error, LossReason, MutexOptions, Purpose};
 use serde_json::Value;
 use sqlite::SqliteFile;
-use support::{Nodes, RedisServer, Reply, Setup, eventually, say, within};
+use support::{Nodes, RedisServer, Reply, Setup, acl, eventually, say, within};
 use terminal::Terminal;
+use tokio::io::{AsyncBufReadExt, BufReader};
 use tokio::process::Command;
 use tokio::time::{Instant, sleep};
 
@@ -101,8 +102,12 @@ fn kinds_and_names(lines: &[Value]) -> BTreeSet<(String, String)> {
 /// Something of each kind is held, and listed and shown; a lock is broken while its holder works.
 async fn everything_is_seen_and_a_lock_is_broken(url: &str, has_semaphores: bool, tells_at_once: bool) {
     let (api, job) = (client(url, "api-7").await, client(url, "worker-3").await);
-    let brief = api.mutex_options().ttl(Duration::from_secs(6));
-    let mutex = api.mutex_with("nightly", brief).expect("valid").with_note("nightly report");
+    // If the holder is told at once, then not by a renewal.
+    let ttl = Duration::from_secs(if tells_at_once { 60 } else { 6 });
+    // The nodes of a Redlock hold it for a little longer, since their clocks differ.
+    let most = ttl.as_secs_f64() * 1.1;
+    let options = api.mutex_options().ttl(ttl);
+    let mutex = api.mutex_with("nightly", options).expect("valid").with_note("nightly report");
     let held = mutex.lock().await.expect("free");
     let token = held.token().get();
     let leader = api.election("reports").expect("valid").campaign("10.0.0.7:80").await.expect("nobody leads");
@@ -135,7 +140,7 @@ async fn everything_is_seen_and_a_lock_is_broken(url: &str, has_semaphores: bool
     let holder = &line["holders"][0];
     assert_eq!((&holder["label"], &holder["note"]), (&"api-7".into(), &"nightly report".into()), "{line}");
     assert!(holder["held_seconds"].is_f64() && holder["since"].is_string(), "{line}");
-    assert!(holder["remaining_seconds"].as_f64().is_some_and(|left| left > 0.0 && left <= 6.0), "{line}");
+    assert!(holder["remaining_seconds"].as_f64().is_some_and(|left| left > 0.0 && left < most), "{line}");
     assert_eq!(line["waiting"][0]["label"], "worker-3", "{line}");
     let text = leasehold_at_store(url, &["show", "nightly"]).await.stdout;
     assert!(text.contains("held by   api-7") && text.contains("1. worker-3"), "{text}");
@@ -153,20 +158,15 @@ async fn everything_is_seen_and_a_lock_is_broken(url: &str, has_semaphores: bool
         let ended = held.protect(pending::<()>()).await;
         (ended, Instant::now())
     });
-    let broken = leasehold_at_store(url, &["break", "nightly", "--yes", "--json"]).await;
-    let exited = Instant::now();
-    let line = &broken.json()[0];
-    assert_eq!(
-        (broken.status, &line["broken"], &line["told_at_once"]),
-        (0, &true.into(), &tells_at_once.into())
-    );
+    let (line, printed) = break_nightly(url).await;
+    assert_eq!((&line["broken"], &line["told_at_once"]), (&true.into(), &tells_at_once.into()), "{line}");
     assert_eq!(line["holders"][0]["token"], token);
     let (ended, at) = within(SOON, working).await.expect("it does not panic");
     assert!(matches!(ended, Err(Error::Lost { reason: LossReason::Revoked, .. })), "{ended:?}");
-    let after = at.saturating_duration_since(exited);
+    let after = at.saturating_duration_since(printed);
     say(&format!("{url}: `protect` has ended {after:?} after `break`\n").replace(PASSWORD, "..."));
-    // 100 ms on a machine that has nothing else to do.
-    assert!(!tells_at_once || after < Duration::from_secs(1), "{after:?}");
+    // 100 ms on a machine that has nothing else to do; a renewal would be 20 s away.
+    assert!(!tells_at_once || after < Duration::from_secs(5), "{after:?}");
     let next = within(SOON, waiting).await.expect("it does not panic").expect("granted");
     let printed = leasehold_at_store(url, &["token", "nightly"]).await;
     assert_eq!(printed.stdout.trim(), next.token().to_string());
@@ -174,6 +174,26 @@ async fn everything_is_seen_and_a_lock_is_broken(url: &str, has_semaphores: bool
     assert_eq!(broken.status, 0, "{broken:?}");
     within(SOON, leader.lost()).await;
     drop((permits, next));
+}
+
+/// What `break` prints, and when. Again if the store of this busy machine could not be connected to in time.
+async fn break_nightly(url: &str) -> (Value, Instant) {
+    let end = Instant::now() + SOON;
+    loop {
+        let mut breaking = command(url, &["break", "nightly", "--yes", "--json"]);
+        let mut breaking = breaking.stdout(Stdio::piped()).spawn().expect("it starts");
+        let mut lines = BufReader::new(breaking.stdout.take().expect("piped")).lines();
+        let line = within(SOON, lines.next_line()).await.expect("readable");
+        let printed = Instant::now();
+        let status = within(SOON, breaking.wait()).await.expect("it ends").code();
+        match line {
+            Some(line) => {
+                assert_eq!(status, Some(0), "{line}");
+                return (serde_json::from_str(&line).expect("JSON"), printed);
+            }
+            None => assert!(status == Some(69) && Instant::now() < end, "{status:?}"),
+        }
+    }
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -185,7 +205,16 @@ async fn on_sqlite() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn on_redis() {
     let Some(server) = RedisServer::start_or_skip("the command line on Redis") else { return };
-    everything_is_seen_and_a_lock_is_broken(&server.url(), true, true).await;
+    let url = server.url();
+    everything_is_seen_and_a_lock_is_broken(&url, true, true).await;
+    // Nobody tells a client of another library, nor anybody if nothing is held.
+    server.raw().send(&["SET", "lock:foreign", "theirs", "PX", "60000"]);
+    for (status, kind) in [(0, Value::from("mutex")), (1, Value::Null)] {
+        let broken = leasehold_at_store(&url, &["break", "foreign", "--yes", "--json"]).await;
+        let line = &broken.json()[0];
+        assert_eq!((broken.status, &line["kind"]), (status, &kind), "{broken:?}");
+        assert_eq!(line["told_at_once"], false, "{broken:?}");
+    }
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -197,6 +226,8 @@ async fn on_redlock() {
     let _held = api.mutex("a").expect("valid").lock().await.expect("free");
     let shown = leasehold_at_store(&url, &["show", "a", "--json"]).await;
     assert_eq!(shown.json()[0]["nodes"].as_array().map(Vec::len), Some(3), "{shown:?}");
+    let semaphore = leasehold_at_store(&url, &["show", "a", "--kind", "counting_semaphore"]).await;
+    assert!(semaphore.status == 64 && semaphore.stderr.contains("do not count permits"), "{semaphore:?}");
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -242,15 +273,18 @@ async fn statuses_and_messages_say_what_to_do_next() {
         (&["break", "x", "--yes"], 1, "there is nothing to break"),
         (&["break", "a", "--yes"], 64, "several things called a are held: mutex, election"),
         (&["break", "a", "--kind", "mutex"], 64, "add --yes"),
-        (&["wait", "a", "--timeout", "100ms"], 75, "a is still in use: `leasehold show a` says by whom"),
+        (&["wait", "a", "--timeout", "1s"], 75, "a is still in use: `leasehold show a` says by whom"),
         (&["wait", "x"], 0, ""),
+        (&["wait", "x", "--timeout", "1s", "--url", "redis://127.0.0.1:1"], 69, "redis://127.0.0.1:1"),
+        (&["watch", "--every", "0s"], 64, "100ms or more"),
         (&["check"], 0, ""),
         (&["show", ""], 64, "empty"),
         (&["show", "a", "--kind", "lock"], 64, "--kind"),
         (&["list", "--url", "redis://:hunter2@127.0.0.1:1"], 69, "redis://127.0.0.1:1"),
         (&["list", "--url", "nowhere://:hunter2@a"], 64, "its scheme is not one of"),
     ] {
-        let output = leasehold(url, args).await;
+        let output =
+            if status == 69 { leasehold(url, args).await } else { leasehold_at_store(url, args).await };
         assert_eq!(output.status, status, "{args:?}: {output:?}");
         assert!(output.stderr.contains(says), "{args:?}: {output:?}");
     }
@@ -259,6 +293,56 @@ async fn statuses_and_messages_say_what_to_do_next() {
     let output = nowhere.env_remove("LEASEHOLD_URL").output().await.expect("the program starts");
     let said = String::from_utf8_lossy(&output.stderr);
     assert!(output.status.code() == Some(64) && said.contains("Set LEASEHOLD_URL"), "{output:?}");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn check_prints_why_a_store_refuses_its_user() {
+    let Some(server) = RedisServer::start_or_skip("the findings of a limited user") else { return };
+    let user = format!(">{PASSWORD}");
+    let rules = ["ACL", "SETUSER", "limited", "on", &user, "~*", "&*", "+@all", "-evalsha", "-script"];
+    assert_eq!(server.raw().send(&rules).text().as_deref(), Some("OK"));
+    let url = format!("redis://limited:{PASSWORD}@127.0.0.1:{}", server.port());
+    let checked = leasehold_at_store(&url, &["check", "--json"]).await;
+    let lines = checked.json();
+    assert_eq!((checked.status, &lines[0]["severity"]), (1, &"refused".into()), "{checked:?}");
+    assert!(lines[0]["text"].as_str().is_some_and(|text| text.contains("EVALSHA")), "{checked:?}");
+    let checked = leasehold_at_store(&url, &["check"]).await;
+    assert!(checked.status == 1 && checked.stdout.starts_with("refused: "), "{checked:?}");
+    // To all other commands it is a failure.
+    assert_eq!(leasehold_at_store(&url, &["show", "a"]).await.status, 77);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_a_store_refuses_to_tell_is_said_once() {
+    let Some(server) = RedisServer::start_or_skip("a user who may see some things") else { return };
+    let rules: Vec<_> = acl::rules().into_iter().filter(|rule| !rule.contains("rwlock")).collect();
+    let command = ["ACL", "SETUSER", "limited"].into_iter().chain(rules.iter().map(|rule| &**rule));
+    assert_eq!(server.raw().send(&command.collect::<Vec<_>>()).text().as_deref(), Some("OK"));
+    let _held = client(&server.url(), "api-7").await.mutex("a").expect("valid").lock().await.expect("free");
+    let url = format!("redis://limited:p%40ss%3Aword@127.0.0.1:{}", server.port());
+    // More than one look.
+    let waited = leasehold_at_store(&url, &["wait", "a", "--timeout", "2s"]).await;
+    assert_eq!(waited.status, 75, "{waited:?}");
+    assert_eq!(waited.stderr.matches("cannot look up the rw_lock called a").count(), 1, "{waited:?}");
+    let shown = leasehold_at_store(&url, &["show", "a"]).await;
+    assert!(shown.status == 0 && shown.stdout.contains("held by   api-7"), "{shown:?}");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn wait_begins_before_its_store() {
+    let Some(mut server) = RedisServer::start_with_or_skip("waiting for a store", Setup::on_disk()) else {
+        return;
+    };
+    let url = server.url();
+    server.kill();
+    let mut waiting =
+        command(&url, &["wait", "a", "--json"]).stdout(Stdio::piped()).spawn().expect("it starts");
+    // Longer than a connection is tried for.
+    sleep(Duration::from_secs(3)).await;
+    assert!(waiting.try_wait().expect("it can be asked").is_none(), "it keeps trying");
+    server.restart();
+    let output = within(SOON, waiting.wait_with_output()).await.expect("it ends");
+    assert_eq!(output.status.code(), Some(0), "{output:?}");
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -272,6 +356,9 @@ async fn wait_takes_no_place_and_ends_when_the_lock_is_free() {
     sleep(Duration::from_millis(500)).await;
     assert!(waiting.try_wait().expect("it can be asked").is_none(), "the lock is held");
     assert!(api.inspect(Purpose::Mutex, "a").await.expect("answered").waiters.is_empty());
+    if let Some(terminal) = Terminal::start(&url, "wait a", &[], 80, 24) {
+        terminal.until(SOON, |text| text.contains("`a`: held by api-7 for")).await;
+    }
     held.release().await.expect("held");
     let output = within(SOON, waiting.wait_with_output()).await.expect("it ends");
     assert_eq!(output.status.code(), Some(0));
@@ -282,7 +369,7 @@ async fn wait_takes_no_place_and_ends_when_the_lock_is_free() {
     let _one = slots.acquire().await.expect("free");
     assert_eq!(leasehold_at_store(&url, &["wait", "slots"]).await.status, 0);
     let _two = slots.acquire().await.expect("free");
-    assert_eq!(leasehold_at_store(&url, &["wait", "slots", "--timeout", "100ms"]).await.status, 75);
+    assert_eq!(leasehold_at_store(&url, &["wait", "slots", "--timeout", "1s"]).await.status, 75);
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -312,14 +399,15 @@ async fn break_asks_in_a_terminal() {
     let url = file.url();
     let api = client(&url, "api-7").await;
     let held = api.mutex("a").expect("valid").lock().await.expect("free");
-    for (answer, status) in [("n", 1), ("y", 0)] {
-        let Some(terminal) = Terminal::start(&url, "break a", &[], 80, 24) else { return };
+    for (answer, broken) in [("n", false), ("y", true)] {
+        // Whoever is asked sees the holder, also if the output goes elsewhere.
+        let Some(terminal) = Terminal::start(&url, "break a --json | cat", &[], 80, 24) else { return };
         let asked =
             terminal.until(SOON, |text| text.contains("Take the mutex a away from its holder? [y/N]")).await;
         assert!(asked.contains("held by   api-7") && asked.contains("api-7 is told at once"), "{asked}");
         assert!(held.is_held());
         terminal.send(&[answer, "Enter"]);
-        terminal.until(SOON, |text| text.contains(&format!("status {status}"))).await;
+        terminal.until(SOON, |text| text.contains(&format!("\"broken\":{broken}"))).await;
     }
     assert_eq!(within(SOON, held.lost()).await, LossReason::Revoked);
 }
@@ -355,10 +443,14 @@ async fn watch_sorts_filters_shows_one_and_survives_a_restart_of_the_store() {
     terminal.send(&["Enter", "Enter"]);
     let text = terminal.until(SOON, |text| text.contains("  token")).await;
     assert!(text.contains("the odd one") && text.contains("held by   zebra"), "{text}");
+    // These are keys of the table, which is not seen.
+    terminal.send(&["/", "r"]);
     terminal.send(&["Escape"]);
-    terminal.until(SOON, |text| text.contains("filter: ODD") && text.contains("NAME")).await;
+    let text = terminal.until(SOON, |text| text.contains("filter: ODD") && text.contains("NAME")).await;
+    assert!(!text.contains("filter: ODD_"), "{text}");
     terminal.send(&["Escape"]);
-    terminal.until(SOON, |text| text.contains("40 held or awaited")).await;
+    // An escape and what follows it too soon are another key.
+    terminal.until(SOON, |text| text.starts_with("40 held or awaited")).await;
     terminal.send(&["Home"]);
     terminal.until(SOON, |text| text.contains("machine:000")).await;
 
@@ -396,15 +488,17 @@ async fn watch_uses_no_color_if_told_so_and_restores_the_terminal_when_it_is_end
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn watch_prints_where_there_is_no_terminal_and_goes_on_after_an_outage() {
-    use tokio::io::{AsyncBufReadExt, BufReader};
-
     let Some(mut server) = RedisServer::start_with_or_skip("watch as lines", Setup::on_disk()) else {
         return;
     };
     let url = server.url();
     let _held = client(&url, "api-7").await.mutex("a").expect("valid").lock().await.expect("free");
-    let mut watching = command(&url, &["watch", "--json", "--every", "100ms"]);
-    let mut watching = watching.stdout(Stdio::piped()).spawn().expect("it starts");
+    // As under `nohup`.
+    let script = "trap '' HUP; exec \"$0\" watch --json --every 100ms";
+    let mut watching = Command::new("sh");
+    watching.args(["-c", script, PROGRAM]).env("LEASEHOLD_URL", &url).current_dir(std::env::temp_dir());
+    let watching = watching.stdin(Stdio::null()).stdout(Stdio::piped()).kill_on_drop(true).spawn();
+    let mut watching = watching.expect("it starts");
     let mut lines = BufReader::new(watching.stdout.take().expect("piped")).lines();
     let mut until = async |connected: bool| loop {
         let line = within(SOON, lines.next_line()).await.expect("readable").expect("it goes on");
@@ -415,9 +509,12 @@ async fn watch_prints_where_there_is_no_terminal_and_goes_on_after_an_outage() {
     };
     let line = until(true).await;
     assert_eq!((&line["items"][0]["name"], &line["error"]), (&"a".into(), &Value::Null), "{line}");
+    let id = watching.id().expect("it runs").to_string();
+    assert!(Command::new("kill").args(["-s", "HUP", &id]).status().await.expect("it starts").success());
     server.kill();
     let line = until(false).await;
     assert!(line["error"].as_str().is_some_and(|error| !error.is_empty()), "{line}");
+    assert_eq!(line["items"], Value::Null, "nobody knows what is held: {line}");
     server.restart();
     assert_eq!(until(true).await["items"][0]["name"], "a");
     // Nobody reads any more.
@@ -444,6 +541,10 @@ async fn watch_prints_where_there_is_no_terminal_and_goes_on_after_an_outage() {
 const LOCKS: usize = 200;
 const CLIENTS: usize = 20;
 const MAX_REQUESTS: f64 = 20.0;
+/// How often it looks at least; twice a second on a machine that has nothing else to do.
+const MIN_LOOKS: f64 = 1.0;
+/// Of a core, in a build that is not optimized; at most 5 % in one that is.
+const MAX_CPU: f64 = 0.25;
 const MEASURED: Duration = Duration::from_secs(4);
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -506,15 +607,18 @@ async fn watch_costs_little_under_load() {
     let (requests, all) = seen.await.expect("it does not panic");
     let elapsed = begun.elapsed().as_secs_f64();
     let cpu = terminal.cpu_time().saturating_sub(cpu_before).as_secs_f64();
-    let rate = requests.len() as f64 / elapsed;
+    let (rate, cpu) = (requests.len() as f64 / elapsed, cpu / elapsed);
+    // Each begins with a scan.
+    let looks = requests.iter().filter(|line| line.contains("\"SCAN\" \"0\"")).count() as f64 / elapsed;
     say(&format!(
-        "watch: {rate:.1} requests a second, {:.1} % of a core; {:.0} commands a second at the server\n",
-        100.0 * cpu / elapsed,
+        "watch: {looks:.1} looks and {rate:.1} requests a second, {:.1} % of a core; {:.0} commands a second at the \
+         server\n",
+        100.0 * cpu,
         f64::from(all) / elapsed
     ));
     assert!(
-        rate > 0.5 && rate <= MAX_REQUESTS,
-        "{rate}: {:#?}",
+        looks >= MIN_LOOKS && rate <= MAX_REQUESTS && cpu <= MAX_CPU,
+        "{looks}, {rate}, {cpu}: {:#?}",
         requests.iter().take(40).collect::<Vec<_>>()
     );
     terminal.send(&["q"]);
@@ -527,8 +631,16 @@ async fn watch_costs_little_under_load() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn the_demo_ends_well_and_tells_its_story() {
-    let output = leasehold("memory:", &["demo"]).await;
+    // Its leases last for 3 s, so a machine that is very busy may spoil it.
+    let mut output = leasehold("memory:", &["demo"]).await;
+    for _ in 0..2 {
+        if output.status != 0 {
+            say(&format!("the demo has failed: {output:?}\n"));
+            output = leasehold("memory:", &["demo"]).await;
+        }
+    }
     assert_eq!(output.status, 0, "{output:?}");
+    assert!(output.stdout.lines().all(|line| line.len() <= 80), "{}", output.stdout);
     for part in [
         "dies while it holds the lock",
         "after the death",

@@ -53,6 +53,7 @@ use crate::closing::Closing;
 ///     fn capabilities(&self) -> Capabilities {
 ///         let mut capabilities = Capabilities::new("table:");
 ///         capabilities.wakes = Wakes::Polled(Duration::from_millis(50));
+///         capabilities.pushes_losses = false;
 ///         capabilities
 ///     }
 /// }

@@ -796,6 +796,7 @@ impl Waiter {
 /// // A store that cannot push.
 /// let mut capabilities = Capabilities::new("mystore://db.example");
 /// capabilities.wakes = Wakes::Polled(Duration::from_millis(50));
+/// capabilities.pushes_losses = false;
 /// assert_eq!(capabilities.kinds.len(), 4);
 /// ```
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -830,6 +831,9 @@ pub struct Capabilities {
     /// Whether another client can renew and release a lease, and it outlives the client that has requested it:
     /// [`Guard::into_ticket`](crate::Guard::into_ticket).
     pub resumable: bool,
+    /// Whether the holders are told at once when their holds are ended by [`force_release`](super::Backend::force_release),
+    /// and not only by their next renewals. Turn this off for a store without events.
+    pub pushes_losses: bool,
 }
 
 /// How a waiting client learns that its lease is granted.
@@ -872,6 +876,7 @@ impl Capabilities {
             labels: false,
             lists: false,
             resumable: true,
+            pushes_losses: true,
         }
     }
 }

@@ -9,11 +9,11 @@ use super::drive::drive;
 use super::guard::Guard;
 use super::locks::{DistMutex, ReentrantLock, RwLock};
 use super::semaphores::{CountingSemaphore, FairSemaphore};
-use crate::ClientBuilder;
-use crate::backend::{Backend, Finding, StoreState};
+use crate::backend::{Backend, Capabilities, Finding, Inspection, StoreState};
 use crate::error::Error;
 use crate::options::{MutexOptions, SemaphoreOptions};
 use crate::ticket::LeaseTicket;
+use crate::{ClientBuilder, Purpose};
 
 /// A connection to a store, from which locks and semaphores are created: [`crate::Client`] without async. Cheap to
 /// clone, and can be used from any number of threads at a time.
@@ -237,6 +237,38 @@ impl Client {
         options: SemaphoreOptions,
     ) -> Result<FairSemaphore, Error> {
         self.0.fair_semaphore_with(name, limit, options).map(FairSemaphore)
+    }
+
+    /// The address of the store, as errors show it: see [`crate::Client::store`].
+    #[must_use]
+    pub fn store(&self) -> &str {
+        self.0.store()
+    }
+
+    /// What the store supports: see [`crate::Client::capabilities`].
+    #[must_use]
+    pub fn capabilities(&self) -> &Capabilities {
+        self.0.capabilities()
+    }
+
+    /// Who holds the thing of this name and purpose, and who waits for it: see [`crate::Client::inspect`].
+    ///
+    /// # Errors
+    ///
+    /// As for [`crate::Client::inspect`].
+    pub fn inspect(&self, purpose: Purpose, name: &str) -> Result<Inspection, Error> {
+        let (client, name) = (self.0.clone(), name.to_owned());
+        drive("inspect", async move { client.inspect(purpose, &name).await })
+    }
+
+    /// Ends the hold of a lock, an election or the run of a schedule: see [`crate::Client::force_release`].
+    ///
+    /// # Errors
+    ///
+    /// As for [`crate::Client::force_release`].
+    pub fn force_release(&self, purpose: Purpose, name: &str) -> Result<bool, Error> {
+        let (client, name) = (self.0.clone(), name.to_owned());
+        drive("force release", async move { client.force_release(purpose, &name).await })
     }
 
     /// Whether the store can currently be reached, as far as the client knows: see [`crate::Client::state`]. No I/O.

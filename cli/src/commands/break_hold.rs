@@ -11,48 +11,44 @@ use crate::args::{Args, Break, Which};
 use crate::exit::{Failure, NO, USAGE};
 use crate::find::Found;
 use crate::report::{Broken, Holder};
-use crate::{find, output, store};
+use crate::{find, output, visit};
 
 pub(crate) async fn run(args: &Args, wanted: &Break) -> Result<ExitCode, Failure> {
-    let client = store::connect(args).await?;
-    let outcome = look_and_break(&client, args, wanted).await;
-    client.shutdown().await?;
-    outcome
+    visit::connected(args, async |client| look_and_break(client, args, wanted).await).await
 }
 
 async fn look_and_break(client: &Client, args: &Args, wanted: &Break) -> Result<ExitCode, Failure> {
     let name = output::clean(&wanted.which.name);
+    let report = |held: Option<&Found>, broken, text: &str| report(client, args, wanted, held, broken, text);
     let Some(held) = held(client, &wanted.which).await? else {
-        return report(
-            client,
-            args,
-            wanted,
-            None,
-            false,
-            &format!("nobody holds {name}: there is nothing to break"),
-        );
+        return report(None, false, &format!("nobody holds {name}: there is nothing to break"));
     };
-    if !args.json {
-        output::line(show::text(&wanted.which.name, &held).trim_end())?;
-        output::line(&consequences(client, &held))?;
-    }
-    if !wanted.yes && !is_agreed(&held, &name)? {
-        return report(client, args, wanted, Some(&held), false, "nothing was changed");
+    let shown = format!("{}{}", show::text(&wanted.which.name, &held), consequences(client, &held));
+    if !wanted.yes {
+        // Whoever is asked sees it, wherever the output goes.
+        output::beside(&shown);
+        if !is_agreed(&held, &name)? {
+            return report(Some(&held), false, "nothing was changed");
+        }
+    } else if !args.json {
+        output::line(&shown)?;
     }
     // Somebody may have thought about it for a while.
-    let now = find::in_use(client, &wanted.which).await?;
-    let same = now.iter().find(|now| now.purpose == held.purpose && now.ids() == held.ids());
-    if same.is_none() {
+    let now = find::ask(client, &wanted.which).await?.found;
+    let Some(now) = now.iter().find(|now| now.purpose == held.purpose && now.is_held()) else {
+        return report(None, false, &format!("{name} has been released: there is nothing to break any more"));
+    };
+    if now.ids() != held.ids() {
         let text = "nothing was changed: it is no longer held by the holder that was shown";
-        return report(client, args, wanted, None, false, text);
+        return report(Some(now), false, text);
     }
     let broken = client.force_release(held.purpose, &wanted.which.name).await?;
-    let text = match same.and_then(|same| same.now.waiters.first()) {
+    let text = match now.now.waiters.first() {
         _ if !broken => format!("{name} has just been released: there was nothing to break"),
         Some(_) => format!("{name} was broken, and goes to the next waiter"),
         None => format!("{name} was broken, and is free"),
     };
-    report(client, args, wanted, Some(&held), broken, &text)
+    report(Some(now), broken, &text)
 }
 
 /// The only thing of this name that is held and can be broken.
@@ -98,7 +94,7 @@ fn unbreakable(name: &str, found: &Found) -> Failure {
 fn consequences(client: &Client, held: &Found) -> String {
     let Some(holder) = held.now.holders.first() else { return String::new() };
     let name = who(held.purpose, holder);
-    let when = match (holder.short_id(), tells_at_once(client), holder.remaining) {
+    let when = match (holder.short_id(), are_told_at_once(client, held), holder.remaining) {
         (None, ..) => format!("{name} is not told, and goes on."),
         (_, true, _) => format!("{name} is told at once."),
         (_, false, Some(remaining)) => format!(
@@ -111,9 +107,10 @@ fn consequences(client: &Client, held: &Found) -> String {
     format!("{when} {until}")
 }
 
-/// Whether this store can tell a holder before it asks.
-fn tells_at_once(client: &Client) -> bool {
-    !client.store().starts_with("mysql")
+/// Whether all holders learn of it before they ask the store. Nobody tells a client of another library.
+fn are_told_at_once(client: &Client, held: &Found) -> bool {
+    let mut holders = held.now.holders.iter();
+    client.capabilities().pushes_losses && holders.all(|holder| holder.short_id().is_some())
 }
 
 fn is_agreed(held: &Found, name: &str) -> Result<bool, Failure> {
@@ -145,7 +142,7 @@ fn report(
             kind: held.map(|held| held.purpose.as_str()),
             broken,
             holders: holders.into_iter().flatten().collect(),
-            told_at_once: tells_at_once(client),
+            told_at_once: held.is_some_and(|held| are_told_at_once(client, held)),
         })?;
     } else if broken {
         output::line(text)?;

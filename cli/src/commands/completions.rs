@@ -67,7 +67,9 @@ mod tests {
         command.build();
         let page = |name: String, command: clap::Command| {
             let mut page = Vec::new();
-            Man::new(command.display_name(name.clone())).date("").render(&mut page).unwrap();
+            let source = concat!("leasehold ", env!("CARGO_PKG_VERSION"));
+            let man = Man::new(command.display_name(name.clone())).date("").source(source);
+            man.render(&mut page).unwrap();
             (format!("{name}.1"), String::from_utf8(page).unwrap())
         };
         let mut pages = vec![page("leasehold".to_owned(), command.clone())];

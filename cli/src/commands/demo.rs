@@ -30,8 +30,9 @@ const PAUSE: Duration = Duration::from_secs(5);
 /// How much later than at the end of a lease the next one may be granted.
 const LATE: Duration = Duration::from_secs(1);
 const WORKERS: usize = 3;
-/// A character of the picture.
-const FRAME: Duration = Duration::from_millis(250);
+/// A character of the picture. All of them fit into a line of 80, behind the name of a worker.
+const FRAME: Duration = Duration::from_millis(300);
+const _: () = assert!("worker 1 ".len() as u128 + LENGTH.as_millis() / FRAME.as_millis() <= 80);
 
 pub(crate) async fn run(args: &Args) -> Result<ExitCode, Failure> {
     let stage = Arc::new(Stage::new(args.json));
@@ -147,9 +148,11 @@ impl Stage {
         let admitted = self.storage.admit(guard.token());
         match (admitted, is_late) {
             (Ok(()), false) => {}
-            (Err(stale), true) => {
+            (Err(_), true) => {
                 self.seen.lock().await.late_write_was_refused = true;
-                self.tell(Some(worker), &format!("resumes, and writes late: refused, {stale}")).await;
+                let token = guard.token();
+                self.tell(Some(worker), &format!("resumes, and writes late: refused, {token} is stale"))
+                    .await;
             }
             (Ok(()), true) => self.seen.lock().await.wrong.push("the late write was not refused".to_owned()),
             (Err(stale), false) => self.seen.lock().await.wrong.push(format!("a write was refused: {stale}")),
@@ -191,8 +194,7 @@ impl Stage {
             return Err(failure.hint("On a machine that is very busy, try again."));
         }
         let grants: u32 = seen.grants.iter().sum();
-        let text =
-            format!("{grants} grants, one holder at a time; the dead were replaced, and the late refused");
+        let text = format!("{grants} grants, one holder at a time; the dead replaced, late writes refused");
         self.tell(None, &text).await;
         Ok(ExitCode::SUCCESS)
     }
@@ -254,7 +256,7 @@ impl Worker {
         self.backend.cut_off();
         self.stage.set(self.number, Doing::Paused).await;
         self.stage.seen.lock().await.paused = Some(Instant::now());
-        let text = "is paused for 5 s while it holds the lock: its lease is not renewed";
+        let text = "is paused for 5 s while it holds the lock: it renews nothing";
         self.stage.tell(Some(self.number), text).await;
         sleep_until(Instant::now() + PAUSE).await;
         self.stage.write(self.number, &guard, true).await;

@@ -10,29 +10,35 @@ use leasehold::{Holder, Overview, Purpose, RwLock};
 use crate::args::{Args, List};
 use crate::exit::Failure;
 use crate::report::Item;
-use crate::{output, store};
+use crate::{output, visit};
 
 const HEADER: [&str; 8] = ["NAME", "KIND", "HELD BY", "FOR", "ENDS IN", "TOKEN", "WAITING", "NOTE"];
 /// Those of numbers.
 const RIGHT: [usize; 4] = [3, 4, 5, 6];
 
 pub(crate) async fn run(args: &Args, wanted: &List) -> Result<ExitCode, Failure> {
-    let client = store::connect(args).await?;
-    let mut found = client.list_all(&wanted.prefix);
-    let mut rows = Vec::new();
-    while let Some(overview) = found.try_next().await? {
-        if !args.json {
-            rows.push(Row::of(&overview));
-        } else if !output::line_if_read(&output::to_json(&Item::of(&overview))?)? {
-            break;
+    visit::connected(args, async |client| {
+        let mut found = client.list_all(&wanted.prefix);
+        let mut rows = Vec::new();
+        while let Some(overview) = found.try_next().await? {
+            if !args.json {
+                rows.push(Row::of(&overview));
+            } else if !output::line_if_read(&output::to_json(&Item::of(&overview))?)? {
+                break;
+            }
         }
-    }
-    if !args.json {
-        rows.sort_by(|a, b| (&a.name, a.purpose).cmp(&(&b.name, b.purpose)));
-        print(&rows)?;
-    }
-    client.shutdown().await?;
-    Ok(ExitCode::SUCCESS)
+        if !args.json {
+            sort(&mut rows);
+            print(&rows)?;
+        }
+        Ok(ExitCode::SUCCESS)
+    })
+    .await
+}
+
+/// By name, and then by what they are.
+pub(crate) fn sort(rows: &mut [Row]) {
+    rows.sort_by(|a, b| a.id().cmp(&b.id()));
 }
 
 fn print(rows: &[Row]) -> Result<(), Failure> {
@@ -99,6 +105,11 @@ impl Row {
             waiters: listed.waiters,
             note: output::clean(note).into_owned(),
         }
+    }
+
+    /// What tells it from others, and sorts it among those that are otherwise equal.
+    pub(crate) fn id(&self) -> (&str, Purpose) {
+        (&self.name, self.purpose)
     }
 
     /// In the order of the header.

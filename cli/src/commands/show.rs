@@ -10,24 +10,26 @@ use crate::args::{Args, Show};
 use crate::exit::{Failure, NO};
 use crate::find::Found;
 use crate::report::{self, Details};
-use crate::{find, output, store};
+use crate::{find, output, visit};
 
 pub(crate) async fn run(args: &Args, wanted: &Show) -> Result<ExitCode, Failure> {
-    let client = store::connect(args).await?;
-    let found = find::in_use(&client, &wanted.which).await?;
-    let name = &wanted.which.name;
-    for one in &found {
-        if args.json {
-            output::json(&Details::of(name, one))?
-        } else {
-            output::line(text(name, one).trim_end())?
+    visit::connected(args, async |client| {
+        let found = find::in_use(client, &wanted.which).await?;
+        let name = &wanted.which.name;
+        for one in &found {
+            if args.json {
+                output::json(&Details::of(name, one))?
+            } else {
+                output::line(text(name, one).trim_end())?
+            }
         }
-    }
-    if found.is_empty() {
-        output::note(&format!("nobody holds {} or waits for it at {}", output::clean(name), client.store()));
-    }
-    client.shutdown().await?;
-    Ok(ExitCode::from(if found.is_empty() { NO } else { 0 }))
+        if found.is_empty() {
+            let name = output::clean(name);
+            output::note(&format!("nobody holds {name} or waits for it at {}", client.store()));
+        }
+        Ok(ExitCode::from(if found.is_empty() { NO } else { 0 }))
+    })
+    .await
 }
 
 /// For people: several lines.
@@ -103,5 +105,5 @@ fn waits(purpose: Purpose, waiter: &Waiter) -> String {
 fn one_line(purpose: Purpose, view: &Inspection) -> String {
     let holders: Vec<_> = view.holders.iter().map(|holder| who(purpose, holder)).collect();
     let held_by = if holders.is_empty() { "nobody".to_owned() } else { holders.join(", ") };
-    format!("held by {held_by}, {} waiting", view.waiters.len())
+    format!("held by {held_by}, {}", output::waiters(view.waiters.len()))
 }

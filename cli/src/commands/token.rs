@@ -2,13 +2,18 @@
 
 use std::process::ExitCode;
 
+use leasehold::Client;
+
 use crate::args::{Args, Token};
 use crate::exit::{Failure, NO};
-use crate::{find, output, report, store};
+use crate::{find, output, report, visit};
 
 pub(crate) async fn run(args: &Args, wanted: &Token) -> Result<ExitCode, Failure> {
-    let client = store::connect(args).await?;
-    let found = find::in_use(&client, &wanted.which).await?;
+    visit::connected(args, async |client| print(args, wanted, client).await).await
+}
+
+async fn print(args: &Args, wanted: &Token, client: &Client) -> Result<ExitCode, Failure> {
+    let found = find::in_use(client, &wanted.which).await?;
     let name = &wanted.which.name;
     let mut printed = 0;
     for one in &found {
@@ -35,6 +40,5 @@ pub(crate) async fn run(args: &Args, wanted: &Token) -> Result<ExitCode, Failure
         };
         output::note(&format!("{} {why}", output::clean(name)));
     }
-    client.shutdown().await?;
     Ok(ExitCode::from(if printed == 0 { NO } else { 0 }))
 }

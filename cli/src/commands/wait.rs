@@ -3,16 +3,15 @@
 use std::process::ExitCode;
 use std::time::Duration;
 
-use indicatif::{ProgressBar, ProgressStyle};
-use leasehold::Client;
+use leasehold::{Client, Contention};
 use tokio::time::{Instant, sleep, timeout};
 
-use super::list::who;
 use crate::args::{Args, Wait, Which};
 use crate::exit::{Failure, NOT_OBTAINED, UNAVAILABLE};
-use crate::find::Found;
+use crate::find::{self, Answer, Found};
 use crate::report::{Free, seconds};
-use crate::{find, output, store};
+use crate::waiting::Line;
+use crate::{output, store, visit};
 
 /// The first pause between two looks; each is longer than the one before.
 const FIRST_PAUSE: Duration = Duration::from_millis(50);
@@ -21,15 +20,23 @@ const LONGEST_PAUSE: Duration = Duration::from_secs(1);
 const PATIENCE: Duration = Duration::from_secs(30);
 
 pub(crate) async fn run(args: &Args, wanted: &Wait) -> Result<ExitCode, Failure> {
-    let client = store::connect(args).await?;
-    let (begun, bar) = (Instant::now(), bar());
-    let waiting = until_free(&client, &wanted.which, &bar);
+    // The store may be away from the start.
+    let client = store::builder(args)?.connect_lazy()?;
+    visit::with(&client, async |client| wait(args, wanted, client).await).await
+}
+
+async fn wait(args: &Args, wanted: &Wait, client: &Client) -> Result<ExitCode, Failure> {
+    let (begun, mut looks) = (Instant::now(), Looks::new(client, &wanted.which));
+    let waiting = looks.until_free();
     let free = match wanted.timeout {
-        Some(limit) => timeout(limit, waiting).await.unwrap_or(Ok(false)),
-        None => waiting.await,
+        Some(limit) => timeout(limit, waiting).await.ok().transpose()?.is_some(),
+        None => waiting.await.map(|()| true)?,
     };
-    bar.finish_and_clear();
-    let free = free?;
+    let is_known = looks.is_known;
+    drop(looks);
+    if !free && !is_known {
+        return Err(Failure::new(UNAVAILABLE, format!("{} has not answered in time", client.store())));
+    }
     let name = output::clean(&wanted.which.name);
     if args.json {
         let waited_seconds = seconds(begun.elapsed());
@@ -37,52 +44,65 @@ pub(crate) async fn run(args: &Args, wanted: &Wait) -> Result<ExitCode, Failure>
     } else if !free {
         output::note(&format!("{name} is still in use: `leasehold show {name}` says by whom"));
     }
-    client.shutdown().await?;
     Ok(ExitCode::from(if free { 0 } else { NOT_OBTAINED }))
 }
 
-/// Returns `true`, after a while.
-async fn until_free(client: &Client, which: &Which, bar: &ProgressBar) -> Result<bool, Failure> {
-    let (mut pause, mut away_since) = (FIRST_PAUSE, None);
-    loop {
-        match find::in_use(client, which).await {
-            Ok(found) => {
+/// One look after the other.
+struct Looks<'a> {
+    client: &'a Client,
+    which: &'a Which,
+    /// On standard error, and only on a terminal.
+    line: Line,
+    /// Whether the last look has found out who holds it.
+    is_known: bool,
+    /// Since when the store has not answered.
+    away_since: Option<Instant>,
+    /// What the store refuses to tell is said once.
+    has_said: bool,
+}
+
+impl<'a> Looks<'a> {
+    fn new(client: &'a Client, which: &'a Which) -> Self {
+        let line = Line::new(&output::clean(&which.name));
+        Self { client, which, line, is_known: false, away_since: None, has_said: false }
+    }
+
+    async fn until_free(&mut self) -> Result<(), Failure> {
+        let mut pause = FIRST_PAUSE;
+        while !self.is_free().await? {
+            sleep(pause).await;
+            pause = (pause * 2).min(LONGEST_PAUSE);
+        }
+        Ok(())
+    }
+
+    /// Whether it is free, as far as is known. Fails if the store has been away for too long.
+    async fn is_free(&mut self) -> Result<bool, Failure> {
+        match find::ask(self.client, self.which).await {
+            Ok(Answer { found, unknown }) => {
+                (self.is_known, self.away_since) = (true, None);
+                if !self.has_said {
+                    unknown.iter().for_each(|unknown| output::note(unknown));
+                    self.has_said = true;
+                }
                 let Some(used) = found.iter().find(|found| !found.is_free()) else { return Ok(true) };
-                bar.set_message(say(&which.name, used));
-                away_since = None;
+                self.line.show(&say(&self.which.name, used));
             }
             Err(failure) if failure.is(UNAVAILABLE) => {
-                if away_since.get_or_insert_with(Instant::now).elapsed() > PATIENCE {
+                self.is_known = false;
+                if self.away_since.get_or_insert_with(Instant::now).elapsed() > PATIENCE {
                     return Err(failure);
                 }
-                bar.set_message("the store does not answer");
+                self.line.show("the store does not answer");
             }
             Err(failure) => return Err(failure),
         }
-        sleep(pause).await;
-        pause = (pause * 2).min(LONGEST_PAUSE);
+        Ok(false)
     }
 }
 
+/// As `run` says it.
 fn say(name: &str, used: &Found) -> String {
-    let name = output::clean(name);
-    let waiters = used.now.waiters.len();
-    match used.now.holders.first() {
-        Some(holder) => {
-            let held_for = holder.held_for.map(|time| format!(" for {}", output::time(time)));
-            let (who, held_for) = (who(used.purpose, holder), held_for.unwrap_or_default());
-            format!("{name} is held by {who}{held_for}, {waiters} waiting")
-        }
-        None => format!("{name} is held by nobody, {waiters} waiting"),
-    }
-}
-
-/// On standard error, and only on a terminal.
-fn bar() -> ProgressBar {
-    let bar = ProgressBar::new_spinner();
-    if let Ok(style) = ProgressStyle::with_template("{spinner} {wide_msg}") {
-        bar.set_style(style);
-    }
-    bar.enable_steady_tick(Duration::from_millis(250));
-    bar
+    let contention = Contention::from(used.now.clone()).to_string();
+    format!("`{}`: {}", output::clean(name), output::clean(&contention))
 }

@@ -18,6 +18,8 @@ impl Server for Mysql {
     type Session = Session;
     type Notifications = Watcher;
 
+    const PUSHES_LOSSES: bool = false;
+
     fn settings(&self) -> &Settings {
         &self.settings
     }

@@ -18,6 +18,8 @@ impl Server for Postgres {
     type Session = Session;
     type Notifications = Listener;
 
+    const PUSHES_LOSSES: bool = true;
+
     fn settings(&self) -> &Settings {
         &self.settings
     }

@@ -22,6 +22,9 @@ pub(in crate::backend) trait Server: Sized + Send + Sync + 'static {
     type Session: Session<Server = Self>;
     type Notifications: Notifications;
 
+    /// Whether holders are told at once when their holds are ended by force.
+    const PUSHES_LOSSES: bool;
+
     fn settings(&self) -> &Settings<Self::Target>;
 
     /// How many connections are for changes at most.

@@ -42,6 +42,7 @@ impl<V: Server> Store<V> {
         // The whole queue is in the record.
         capabilities.constant_work = false;
         capabilities.lists = true;
+        capabilities.pushes_losses = V::PUSHES_LOSSES;
         let time_limit = settings.connect_timeout + settings.reply_timeout;
         let (max, health_of) = (server.max_workers(), Arc::clone(&health));
         let workers = Workers::new(Arc::clone(&server), max, time_limit, health_of, runtime.clone());

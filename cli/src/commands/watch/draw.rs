@@ -8,6 +8,7 @@ use ratatui::widgets::{Cell, Paragraph, Row as TableRow, Table, TableState, Wrap
 
 use super::view::View;
 use crate::commands::list::Row;
+use crate::output;
 
 /// A column: its header, the number of its cell, its width, and from which width of the window on it is shown.
 struct Column {
@@ -40,7 +41,10 @@ pub(super) fn draw(frame: &mut Frame<'_>, view: &mut View) {
     let styles = Styles::new(view.has_color);
     frame.render_widget(Paragraph::new(title_lines(view, &styles)), title);
     match view.detail() {
-        Some(text) => frame.render_widget(Paragraph::new(text).wrap(Wrap { trim: false }), body),
+        Some((text, top)) => {
+            let text = Paragraph::new(text).wrap(Wrap { trim: false }).scroll((top, 0));
+            frame.render_widget(text, body);
+        }
         None => draw_table(frame, body, view, &styles),
     }
     frame.render_widget(Paragraph::new(keys_line(view, keys.width)).style(styles.dim), keys);
@@ -75,7 +79,11 @@ fn title_lines(view: &View, styles: &Styles) -> Vec<Line<'static>> {
         (_, shown, total) if shown < total => format!("{shown} of {total} held or awaited"),
         (_, _, total) => format!("{total} held or awaited"),
     };
-    let prefix = if view.prefix.is_empty() { String::new() } else { format!(", from {}", view.prefix) };
+    let prefix = if view.prefix.is_empty() {
+        String::new()
+    } else {
+        format!(", prefix {}", output::clean(&view.prefix))
+    };
     let first = Line::from(format!("{count}{prefix}  {}", view.store)).style(styles.header);
     let second = match (&view.away, &view.failure) {
         (Some(away), _) => Line::from(away.clone()).style(styles.bad),
@@ -119,7 +127,7 @@ fn cell(text: &str, column: &Column) -> Cell<'static> {
 
 fn keys_line(view: &View, width: u16) -> &'static str {
     match (view.detail().is_some(), view.is_typing, width) {
-        (true, ..) => "esc back  q quit",
+        (true, ..) => "esc back  arrows scroll  q quit",
         (_, true, _) => "enter keep  esc clear",
         (.., 0..70) => "q quit / filter enter show nhaw r sort",
         _ => "q quit   / filter   enter show   sort by: n name, h holder, a age, w waiters   r reverse",

@@ -3,12 +3,13 @@
 use leasehold::Client;
 use tokio::time::sleep_until;
 
-use super::{Seen, Signals, away, look};
+use super::{Seen, away, look};
 use crate::args::{Args, Watch};
 use crate::commands::list::{self, Row};
 use crate::exit::Failure;
 use crate::output;
 use crate::report::{self, Item, Snapshot};
+use crate::signals::Signals;
 
 /// Prints until a signal arrives, or nobody reads.
 pub(super) async fn print(
@@ -19,7 +20,7 @@ pub(super) async fn print(
 ) -> Result<(), Failure> {
     loop {
         let look = tokio::select! {
-            () = signals.recv() => return Ok(()),
+            _ = signals.end() => return Ok(()),
             look = look(client, &wanted.prefix, None) => look,
         };
         let next = look.next(wanted.every);
@@ -35,7 +36,7 @@ pub(super) async fn print(
             return Ok(());
         }
         tokio::select! {
-            () = signals.recv() => return Ok(()),
+            _ = signals.end() => return Ok(()),
             () = sleep_until(next) => {}
         }
     }
@@ -47,7 +48,7 @@ fn snapshot(client: &Client, seen: Option<Seen>, error: Option<String>) -> Snaps
         store: client.store().to_owned(),
         connected: error.is_none(),
         error,
-        items: seen.iter().flat_map(|seen| &seen.all).map(Item::of).collect(),
+        items: seen.map(|seen| seen.all.iter().map(Item::of).collect()),
     }
 }
 
@@ -57,7 +58,7 @@ fn lines(client: &Client, seen: Option<Seen>, error: Option<String>) -> String {
         return format!("{now}  {store}: {}", error.unwrap_or_default());
     };
     let mut rows: Vec<_> = all.iter().map(Row::of).collect();
-    rows.sort_by(|a, b| (&a.name, a.purpose).cmp(&(&b.name, b.purpose)));
+    list::sort(&mut rows);
     let head = format!("{now}  {store}: {} held or awaited", rows.len());
     if rows.is_empty() { head } else { format!("{head}\n{}", list::table(&rows, false)) }
 }

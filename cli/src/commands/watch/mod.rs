@@ -12,16 +12,16 @@ use std::time::Duration;
 use anstream::ColorChoice;
 use futures::TryStreamExt;
 use futures::future::{BoxFuture, FutureExt, OptionFuture};
-use leasehold::{Client, Error, Overview, Purpose, Status};
+use leasehold::{Client, Error, Overview, Status};
 use ratatui::DefaultTerminal;
-use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::time::{Instant, sleep_until};
 
 use crate::args::{Args, Watch};
 use crate::exit::{Failure, LOST};
 use crate::find::Found;
-use crate::{output, report, store};
-use view::{View, Wish};
+use crate::signals::Signals;
+use crate::{output, report, store, visit};
+use view::{Id, View, Wish};
 
 /// Looking at a store with a great many locks takes time: at most one part in so many of all time.
 const SHARE: u32 = 4;
@@ -30,15 +30,17 @@ const WHILE_AWAY: Duration = Duration::from_secs(1);
 
 pub(crate) async fn run(args: &Args, wanted: &Watch) -> Result<ExitCode, Failure> {
     let client = store::builder(args)?.fail_fast(true).connect().await?;
-    let mut signals = Signals::new()?;
-    if output::is_terminal() && !args.json {
-        let mut screen = Screen::open()?;
-        live(&client, wanted, &mut screen.0, &mut signals).await?;
-    } else {
-        lines::print(&client, args, wanted, &mut signals).await?;
-    }
-    client.shutdown().await?;
-    Ok(ExitCode::SUCCESS)
+    visit::with(&client, async |client| {
+        let mut signals = Signals::that_end()?;
+        if output::is_terminal() && !args.json {
+            let mut screen = Screen::open()?;
+            live(client, wanted, &mut screen.0, &mut signals).await?;
+        } else {
+            lines::print(client, args, wanted, &mut signals).await?;
+        }
+        Ok(ExitCode::SUCCESS)
+    })
+    .await
 }
 
 /// The terminal, which is restored when this is dropped, and when the program panics.
@@ -60,27 +62,6 @@ fn no_terminal(error: &std::io::Error) -> Failure {
     Failure::new(LOST, format!("the terminal cannot be used: {error}"))
 }
 
-/// What ends the program in an orderly way.
-struct Signals([Signal; 3]);
-
-impl Signals {
-    fn new() -> Result<Self, Failure> {
-        let listen = |kind| signal(kind).map_err(|error| Failure::new(LOST, format!("no signals: {error}")));
-        let [interrupt, terminate, hangup] =
-            [SignalKind::interrupt(), SignalKind::terminate(), SignalKind::hangup()].map(listen);
-        Ok(Self([interrupt?, terminate?, hangup?]))
-    }
-
-    async fn recv(&mut self) {
-        let [interrupt, terminate, hangup] = &mut self.0;
-        tokio::select! {
-            _ = interrupt.recv() => {}
-            _ = terminate.recv() => {}
-            _ = hangup.recv() => {}
-        }
-    }
-}
-
 async fn live(
     client: &Client,
     wanted: &Watch,
@@ -90,24 +71,26 @@ async fn live(
     let mut view = View::new(client.store(), &wanted.prefix, has_color());
     let mut keys = keyboard::read();
     let (mut looking, mut next): (Option<BoxFuture<'_, Look>>, _) = (None, Instant::now());
+    let mut is_wished = false;
     loop {
         view.away = away(client);
         terminal.draw(|frame| draw::draw(frame, &mut view)).map_err(|error| no_terminal(&error))?;
         let repaint = Instant::now() + WHILE_AWAY;
         tokio::select! {
-            () = signals.recv() => return Ok(()),
+            _ = signals.end() => return Ok(()),
             key = keys.recv() => match key.map(|event| view.handle(&event)) {
                 None | Some(Wish::Quit) => return Ok(()),
-                // What is to be shown in detail is not known yet.
-                Some(Wish::Look) => next = Instant::now(),
+                // What is to be shown in detail is not known yet, and no part of a look that has begun.
+                Some(Wish::Look) => (is_wished, next) = (true, Instant::now()),
                 Some(Wish::Nothing) => {}
             },
             Some(look) = OptionFuture::from(looking.as_mut()) => {
                 looking = None;
-                next = look.next(wanted.every);
+                next = if is_wished { Instant::now() } else { look.next(wanted.every) };
                 view.update(look.found);
             }
             () = sleep_until(next), if looking.is_none() => {
+                is_wished = false;
                 looking = Some(look(client, &wanted.prefix, view.shown_in_detail()));
             }
             () = sleep_until(repaint), if view.away.is_some() => {}
@@ -132,10 +115,10 @@ impl Look {
 /// What the store has now, and the one that is shown in detail.
 struct Seen {
     all: Vec<Overview>,
-    detail: Option<Found>,
+    detail: Option<(Id, Result<Found, Error>)>,
 }
 
-fn look<'a>(client: &'a Client, prefix: &'a str, detail: Option<(Purpose, String)>) -> BoxFuture<'a, Look> {
+fn look<'a>(client: &'a Client, prefix: &'a str, detail: Option<Id>) -> BoxFuture<'a, Look> {
     async move {
         let begun = Instant::now();
         let found = see(client, prefix, detail).await.map_err(|error| error.to_string());
@@ -144,13 +127,11 @@ fn look<'a>(client: &'a Client, prefix: &'a str, detail: Option<(Purpose, String
     .boxed()
 }
 
-async fn see(client: &Client, prefix: &str, detail: Option<(Purpose, String)>) -> Result<Seen, Error> {
+async fn see(client: &Client, prefix: &str, detail: Option<Id>) -> Result<Seen, Error> {
     let all = client.list_all(prefix).try_collect().await?;
-    let detail = match detail {
-        Some((purpose, name)) => Some(Found { purpose, now: client.inspect(purpose, &name).await? }),
-        None => None,
-    };
-    Ok(Seen { all, detail })
+    let Some((purpose, name)) = detail else { return Ok(Seen { all, detail: None }) };
+    let found = client.inspect(purpose, &name).await.map(|now| Found { purpose, now });
+    Ok(Seen { all, detail: Some(((purpose, name), found)) })
 }
 
 /// Since when the store is away, and why; `None` while it is connected.

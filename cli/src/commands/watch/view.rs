@@ -2,12 +2,14 @@
 
 use std::cmp::Reverse;
 
-use leasehold::Purpose;
+use leasehold::{Error, Purpose};
 use ratatui::crossterm::event::{Event, KeyCode, KeyEvent, KeyEventKind, KeyModifiers};
 
 use super::Seen;
-use crate::commands::list::Row;
+use crate::commands::list::{self, Row};
 use crate::commands::show;
+use crate::find::Found;
+use crate::output;
 
 /// What rows are sorted by; those that are equal, by name.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -40,7 +42,30 @@ pub(super) enum Wish {
 }
 
 /// What a row is about.
-type Id = (Purpose, String);
+pub(super) type Id = (Purpose, String);
+
+/// What is shown instead of the table.
+#[derive(Debug)]
+struct InDetail {
+    id: Id,
+    /// None until it is known.
+    text: Option<String>,
+    /// The first line in the window.
+    top: u16,
+}
+
+impl InDetail {
+    fn text(&self) -> &str {
+        self.text.as_deref().unwrap_or("looking ...")
+    }
+
+    /// Some line is always seen.
+    fn scroll(&mut self, lines: isize) {
+        let last = self.text().lines().count().saturating_sub(1);
+        let top = usize::from(self.top).saturating_add_signed(lines).min(last);
+        self.top = u16::try_from(top).unwrap_or(u16::MAX);
+    }
+}
 
 #[derive(Debug)]
 pub(super) struct View {
@@ -64,8 +89,7 @@ pub(super) struct View {
     pub(super) top: usize,
     /// How many rows fit into the window.
     pub(super) height: usize,
-    /// What is shown in detail, and its text once it is known.
-    detail: Option<(Id, Option<String>)>,
+    detail: Option<InDetail>,
 }
 
 impl View {
@@ -97,14 +121,23 @@ impl View {
                 self.looked = true;
                 self.failure = None;
                 self.all = all.iter().map(Row::of).collect();
-                if let (Some(((purpose, name), text)), Some(found)) = (&mut self.detail, detail)
-                    && found.purpose == *purpose
-                {
-                    *text = Some(show::text(name, &found));
+                if let Some((id, found)) = detail {
+                    self.show(&id, found);
                 }
                 self.arrange();
             }
             Err(error) => self.failure = Some(error),
+        }
+    }
+
+    /// Another one may have been opened during the look.
+    fn show(&mut self, id: &Id, found: Result<Found, Error>) {
+        if let Some(shown) = self.detail.as_mut().filter(|shown| shown.id == *id) {
+            shown.text = Some(match found {
+                Ok(found) => show::text(&id.1, &found),
+                Err(error) => output::clean(&error.to_string()).into_owned(),
+            });
+            shown.scroll(0);
         }
     }
 
@@ -114,12 +147,12 @@ impl View {
     }
 
     pub(super) fn shown_in_detail(&self) -> Option<Id> {
-        self.detail.as_ref().map(|(id, _)| id.clone())
+        self.detail.as_ref().map(|shown| shown.id.clone())
     }
 
-    /// The text of what is shown in detail.
-    pub(super) fn detail(&self) -> Option<&str> {
-        self.detail.as_ref().map(|(_, text)| text.as_deref().unwrap_or("looking ..."))
+    /// The text of what is shown in detail, and its first line in the window.
+    pub(super) fn detail(&self) -> Option<(&str, u16)> {
+        self.detail.as_ref().map(|shown| (shown.text(), shown.top))
     }
 
     /// The number of the selected row.
@@ -145,12 +178,13 @@ impl View {
             texts.iter().any(|text| text.contains(&sought))
         };
         self.rows = self.all.iter().filter(is_sought).cloned().collect();
-        let name = |row: &Row| (row.name.clone(), row.purpose);
+        list::sort(&mut self.rows);
+        // Those that are equal keep their order.
         match self.order {
-            Order::Name => self.rows.sort_by_cached_key(name),
-            Order::Holder => self.rows.sort_by_cached_key(|row| (row.holder.clone(), name(row))),
-            Order::Age => self.rows.sort_by_cached_key(|row| (Reverse(row.held_for), name(row))),
-            Order::Waiters => self.rows.sort_by_cached_key(|row| (Reverse(row.waiters), name(row))),
+            Order::Name => {}
+            Order::Holder => self.rows.sort_by(|a, b| a.holder.cmp(&b.holder)),
+            Order::Age => self.rows.sort_by_key(|row| Reverse(row.held_for)),
+            Order::Waiters => self.rows.sort_by_key(|row| Reverse(row.waiters)),
         }
         if self.is_reversed {
             self.rows.reverse();
@@ -165,11 +199,30 @@ impl View {
         if modifiers.contains(KeyModifiers::CONTROL) && *code == KeyCode::Char('c') {
             return Wish::Quit;
         }
-        if self.is_typing {
-            self.type_filter(*code);
-            return Wish::Nothing;
+        match (&mut self.detail, self.is_typing) {
+            (Some(_), _) => self.press_in_detail(*code),
+            (None, true) => {
+                self.type_filter(*code);
+                Wish::Nothing
+            }
+            (None, false) => self.press(*code),
         }
-        self.press(*code)
+    }
+
+    /// The table is not seen, and left alone.
+    fn press_in_detail(&mut self, code: KeyCode) -> Wish {
+        let page = self.height.cast_signed();
+        let Some(shown) = &mut self.detail else { return Wish::Nothing };
+        match code {
+            KeyCode::Char('q') => return Wish::Quit,
+            KeyCode::Esc | KeyCode::Enter => self.detail = None,
+            code => {
+                if let Some(lines) = movement(code, page) {
+                    shown.scroll(lines);
+                }
+            }
+        }
+        Wish::Nothing
     }
 
     fn type_filter(&mut self, code: KeyCode) {
@@ -190,8 +243,6 @@ impl View {
         let page = self.height.cast_signed();
         match code {
             KeyCode::Char('q') => return Wish::Quit,
-            KeyCode::Esc if self.detail.is_some() => self.detail = None,
-            KeyCode::Enter if self.detail.is_some() => self.detail = None,
             KeyCode::Enter => return self.open_selected(),
             KeyCode::Esc => self.sift(String::new()),
             KeyCode::Char('/') => self.is_typing = true,
@@ -203,13 +254,11 @@ impl View {
                 self.is_reversed = !self.is_reversed;
                 self.arrange();
             }
-            KeyCode::Down | KeyCode::Char('j') => self.select(1),
-            KeyCode::Up | KeyCode::Char('k') => self.select(-1),
-            KeyCode::PageDown => self.select(page),
-            KeyCode::PageUp => self.select(-page),
-            KeyCode::Home => self.select(isize::MIN / 2),
-            KeyCode::End => self.select(isize::MAX / 2),
-            _ => {}
+            code => {
+                if let Some(lines) = movement(code, page) {
+                    self.select(lines);
+                }
+            }
         }
         Wish::Nothing
     }
@@ -224,14 +273,16 @@ impl View {
         self.arrange();
     }
 
-    /// Selects a row so many lines further down, or the first one.
+    /// Selects a row so many lines further down than the one that is selected, or else than the first in the window,
+    /// which a single step selects itself.
     fn select(&mut self, lines: isize) {
         let Some(last) = self.rows.len().checked_sub(1) else { return };
         let to = match self.selected() {
-            Some(selected) => selected.saturating_add_signed(lines).min(last),
-            None if lines > 1 => last,
-            None => self.top.min(last),
+            Some(selected) => selected.saturating_add_signed(lines),
+            None if lines.abs() <= 1 => self.top,
+            None => self.top.saturating_add_signed(lines),
         };
+        let to = to.min(last);
         self.selected = Some((self.rows[to].purpose, self.rows[to].name.clone()));
     }
 
@@ -239,9 +290,22 @@ impl View {
         if self.selected().is_none() {
             self.select(0);
         }
-        self.detail = self.selected.clone().map(|id| (id, None));
+        self.detail = self.selected.clone().map(|id| InDetail { id, text: None, top: 0 });
         Wish::Look
     }
+}
+
+/// How many lines further down a key moves.
+const fn movement(code: KeyCode, page: isize) -> Option<isize> {
+    Some(match code {
+        KeyCode::Down | KeyCode::Char('j') => 1,
+        KeyCode::Up | KeyCode::Char('k') => -1,
+        KeyCode::PageDown => page,
+        KeyCode::PageUp => -page,
+        KeyCode::Home => isize::MIN / 2,
+        KeyCode::End => isize::MAX / 2,
+        _ => return None,
+    })
 }
 
 #[cfg(test)]
@@ -332,6 +396,23 @@ pub(super) mod tests {
         assert_eq!(view.top, 0);
     }
 
+    #[test]
+    fn pages_and_ends_are_reached_without_a_selection() {
+        for (key, selected) in [
+            (KeyCode::Down, 0),
+            (KeyCode::Up, 0),
+            (KeyCode::PageDown, 10),
+            (KeyCode::PageUp, 0),
+            (KeyCode::Home, 0),
+            (KeyCode::End, 99),
+        ] {
+            let mut view = view(100);
+            view.scroll(10);
+            press(&mut view, &[key]);
+            assert_eq!(view.selected(), Some(selected), "{key:?}");
+        }
+    }
+
     #[tokio::test]
     async fn a_row_is_shown_in_detail_and_a_failed_look_keeps_what_was_seen() {
         let client = Client::memory();
@@ -340,11 +421,24 @@ pub(super) mod tests {
         view.update(super::super::see(&client, "", None).await.map_err(|error| error.to_string()));
         assert_eq!(names(&view), ["a"]);
         assert_eq!(press(&mut view, &[KeyCode::Enter]), Wish::Look);
-        assert_eq!(view.detail(), Some("looking ..."));
+        assert_eq!(view.detail(), Some(("looking ...", 0)));
+        // A look for another one that was still under way.
+        let other = super::super::see(&client, "", Some((Purpose::Mutex, "b".to_owned()))).await.unwrap();
+        view.update(Ok(other));
+        assert_eq!(view.detail(), Some(("looking ...", 0)));
         let seen = super::super::see(&client, "", view.shown_in_detail()).await.unwrap();
         view.update(Ok(seen));
-        let text = view.detail().unwrap();
+        let (text, _) = view.detail().unwrap();
         assert!(text.contains("order 42") && text.contains(&guard.token().to_string()), "{text}");
+        let last = u16::try_from(text.lines().count() - 1).unwrap();
+        // The keys of the table have no effect on what is not seen.
+        press(&mut view, &[key('/'), key('a'), key('r'), KeyCode::Down]);
+        assert_eq!((view.is_typing, view.order, view.is_reversed), (false, Order::Name, false));
+        assert_eq!(view.detail().unwrap().1, 1);
+        press(&mut view, &[KeyCode::End]);
+        assert_eq!(view.detail().unwrap().1, last);
+        press(&mut view, &[KeyCode::Home]);
+        assert_eq!((view.detail().unwrap().1, press(&mut view, &[key('q')])), (0, Wish::Quit));
         view.update(Err("no answer".into()));
         assert_eq!((names(&view).len(), view.failure.as_deref()), (1, Some("no answer")));
         press(&mut view, &[KeyCode::Esc]);
