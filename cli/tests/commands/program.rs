@@ -38,6 +38,7 @@ impl Program {
     pub(crate) fn spawn(mut command: Command) -> Self {
         // Not what the machine is configured with.
         command.env_remove("LEASEHOLD_CONFIG").env_remove("LEASEHOLD_LABEL").current_dir("/");
+        let mut command = with_default_signals(&command);
         command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped()).kill_on_drop(true);
         let mut child = command.spawn().expect("the program starts");
         let stdin = child.stdin.take();
@@ -101,6 +102,25 @@ impl Program {
             (status, out, err)
         })
     }
+}
+
+/// The same with the default effects of signals: whoever started these tests may ignore some, as `nohup` does, and a
+/// script for what it runs in the background.
+fn with_default_signals(command: &Command) -> Command {
+    let command = command.as_std();
+    let mut with = Command::new("env");
+    with.arg("--default-signal=HUP,INT,QUIT,TERM,USR1,USR2").arg(command.get_program());
+    with.args(command.get_args());
+    for (name, value) in command.get_envs() {
+        match value {
+            Some(value) => with.env(name, value),
+            None => with.env_remove(name),
+        };
+    }
+    if let Some(directory) = command.get_current_dir() {
+        with.current_dir(directory);
+    }
+    with
 }
 
 /// Whether a process runs, or could.
