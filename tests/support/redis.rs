@@ -275,8 +275,6 @@ fn launch(program: &Path, setup: &Setup, dir: &Path, ports: Ports) -> Option<Chi
             .map(OsString::from)
             .to_vec();
     args.extend([dir.into(), "--logfile".into(), log_file(dir).into()]);
-    // Otherwise, a primary waits 5 s for further replicas before it serves the first.
-    args.extend(["--repl-diskless-sync-delay", "0"].map(OsString::from));
     if setup.unix_socket {
         args.extend(["--unixsocket".into(), socket(dir).into()]);
     }
