@@ -15,8 +15,8 @@
 # One more runs at a time as soon as everything is built.
 #
 # A program's output goes to a file in target/test-logs, and also to the screen if it fails. Tests have limits of real time, which a machine
-# that stands still for a moment may miss. So a program that has failed is repeated once, alone, when all others are done. What failed only
-# the first time is listed at the end.
+# that stands still for a moment may miss. So a program that has failed is repeated alone, twice at most, when all others are done. What failed
+# at first only is listed at the end.
 #
 # LEASEHOLD_TEST_LANES: how many programs run at a time during the build, 2 by default.
 
@@ -129,7 +129,7 @@ run_everything() {
                 # shellcheck disable=SC2086
                 note_failure "$log" "$title" cargo test --doc ${builds[number]/--all-targets/}
                 ;;
-            broken) echo "$rest: it does not compile" | tee -a "$logs/failed_twice" ;;
+            broken) echo "$rest: it does not compile" | tee -a "$logs/failed_always" ;;
         esac
     done < <(build_everything)
     close_lanes
@@ -139,7 +139,7 @@ open_lanes() {
     local lane
     mkdir -p "$logs"
     rm -rf "$logs/lanes" "$logs/screen"
-    rm -f "$logs/failed_once" "$logs/failed_twice"
+    rm -f "$logs/failed_at_first" "$logs/failed_always"
     : >"$logs/failed"
     # A pipe with as many bytes as there are free lanes.
     mkfifo "$logs/lanes"
@@ -172,9 +172,9 @@ close_lanes() {
     wait ${running[@]+"${running[@]}"} 2>/dev/null || true
     exec 9>&-
     repeat_failures
-    list "$logs/failed_once" "failed, but not when repeated alone"
-    list "$logs/failed_twice" "failed"
-    [[ ! -s $logs/failed_twice ]]
+    list "$logs/failed_at_first" "failed, but not when repeated alone"
+    list "$logs/failed_always" "failed"
+    [[ ! -s $logs/failed_always ]]
 }
 
 # Prints what a program has printed that failed, and keeps how to repeat it.
@@ -186,14 +186,21 @@ note_failure() { # log, title, command ...
 repeat_failures() {
     local log title command
     while IFS=$'\t' read -r -u 8 log title command; do
-        if eval "$command" >"$log.again" 2>&1 </dev/null 8<&-; then
-            printf 'ok      %s: %s, repeated alone\n' "$(summary "$log.again")" "$title"
-            echo "$title: $log" >>"$logs/failed_once"
+        if repeat "$log" "$title, repeated alone" "$command" || repeat "$log" "$title, repeated again" "$command"; then
+            echo "$title: $log" >>"$logs/failed_at_first"
         else
-            show_failure "$log.again" "$title, repeated alone"
-            echo "$title: $log.again" >>"$logs/failed_twice"
+            echo "$title: $log.again" >>"$logs/failed_always"
         fi
     done 8<"$logs/failed"
+}
+
+repeat() { # log, title, command
+    if eval "$3" >"$1.again" 2>&1 </dev/null 8<&-; then
+        printf 'ok      %s: %s\n' "$(summary "$1.again")" "$2"
+    else
+        show_failure "$1.again" "$2"
+        return 1
+    fi
 }
 
 list() { # file, heading

