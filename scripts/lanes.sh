@@ -109,10 +109,14 @@ run_program() { # step, directory, program
     name=$(basename "$3")
     # As cargo starts it.
     in_lane "$1-$name" "${name%-*} (${configurations[${step_configurations[$1]}]}${variables[*]:+, ${variables[*]}})" \
-        in_directory "$2" env CARGO_MANIFEST_DIR="$2" ${variables[@]+"${variables[@]}"} "$3" ${arguments[@]+"${arguments[@]}"}
+        in_directory "$2" "$3" env CARGO_MANIFEST_DIR="$2" ${variables[@]+"${variables[@]}"} "$3" ${arguments[@]+"${arguments[@]}"}
 }
 
-in_directory() { (cd "$1" && exec "${@:2}"); }
+in_directory() { # directory, program, command ...
+    # Its limits of time are not meant for a disk that is busy with the build.
+    cat "$2" >/dev/null
+    (cd "$1" && exec "${@:3}")
+}
 
 run_everything() {
     local kind rest step directory program number log title
