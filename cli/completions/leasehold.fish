@@ -34,7 +34,7 @@ complete -c leasehold -n "__fish_leasehold_needs_command" -l json -d 'Print JSON
 complete -c leasehold -n "__fish_leasehold_needs_command" -s h -l help -d 'Print help (see more with \'--help\')'
 complete -c leasehold -n "__fish_leasehold_needs_command" -s V -l version -d 'Print version'
 complete -c leasehold -n "__fish_leasehold_needs_command" -f -a "run" -d 'Run a command while holding a lock'
-complete -c leasehold -n "__fish_leasehold_needs_command" -f -a "once" -d 'Run a command once per tick of a timetable, on one of the machines that run the same command'
+complete -c leasehold -n "__fish_leasehold_needs_command" -f -a "once" -d 'Run a command once per tick of a schedule, on one of the machines that run the same command'
 complete -c leasehold -n "__fish_leasehold_needs_command" -f -a "elect" -d 'Run a command while leading, and again after a loss'
 complete -c leasehold -n "__fish_leasehold_needs_command" -f -a "list" -d 'List what is held or awaited'
 complete -c leasehold -n "__fish_leasehold_needs_command" -f -a "show" -d 'Show who holds a lock or semaphore, and who waits'
@@ -50,7 +50,7 @@ complete -c leasehold -n "__fish_leasehold_using_subcommand run" -l wait -d 'Giv
 complete -c leasehold -n "__fish_leasehold_using_subcommand run" -l ttl -d 'How long the lock stays taken if this machine dies; the default is that of the configuration, or 30s' -r
 complete -c leasehold -n "__fish_leasehold_using_subcommand run" -l semaphore -d 'Let in this many at a time, instead of one' -r
 complete -c leasehold -n "__fish_leasehold_using_subcommand run" -l note -d 'What others see as the reason, such as "nightly report"' -r
-complete -c leasehold -n "__fish_leasehold_using_subcommand run" -l kill-after -d 'If the lease is lost, the command\'s process group gets TERM, and KILL after this time if anybody is left in it' -r
+complete -c leasehold -n "__fish_leasehold_using_subcommand run" -l kill-after -d 'If the lease is lost, the command\'s process group gets TERM, and what is left of it gets KILL after this time' -r
 complete -c leasehold -n "__fish_leasehold_using_subcommand run" -l url -d 'The URL of the store, such as redis://127.0.0.1:6379' -r
 complete -c leasehold -n "__fish_leasehold_using_subcommand run" -l config -d 'The file that names the store, and the TTL and prefixes of locks' -r -F
 complete -c leasehold -n "__fish_leasehold_using_subcommand run" -l label -d 'What others see as the holder\'s name; without it, the host name and the process id' -r
@@ -64,22 +64,22 @@ complete -c leasehold -n "__fish_leasehold_using_subcommand run" -l stdout-token
 complete -c leasehold -n "__fish_leasehold_using_subcommand run" -l json -d 'Print JSON: one object, or one per line where several follow'
 complete -c leasehold -n "__fish_leasehold_using_subcommand run" -s h -l help -d 'Print help (see more with \'--help\')'
 complete -c leasehold -n "__fish_leasehold_using_subcommand once" -l tick -d 'The time from one tick to the next, counted from midnight UTC, 1970-01-01' -r
-complete -c leasehold -n "__fish_leasehold_using_subcommand once" -l offset -d 'How long after the full period a tick is due: `--tick 1day --offset 2h30m` is half past two UTC' -r
+complete -c leasehold -n "__fish_leasehold_using_subcommand once" -l offset -d 'How long after the start of its period a tick is due: `--tick 1day --offset 2h30m` is half past two UTC' -r
 complete -c leasehold -n "__fish_leasehold_using_subcommand once" -l ttl -d 'How long the lock stays taken if this machine dies; the default is that of the configuration, or 30s' -r
-complete -c leasehold -n "__fish_leasehold_using_subcommand once" -l kill-after -d 'If the lease is lost, the command\'s process group gets TERM, and KILL after this time if anybody is left in it' -r
+complete -c leasehold -n "__fish_leasehold_using_subcommand once" -l kill-after -d 'If the lease is lost, the command\'s process group gets TERM, and what is left of it gets KILL after this time' -r
 complete -c leasehold -n "__fish_leasehold_using_subcommand once" -l url -d 'The URL of the store, such as redis://127.0.0.1:6379' -r
 complete -c leasehold -n "__fish_leasehold_using_subcommand once" -l config -d 'The file that names the store, and the TTL and prefixes of locks' -r -F
 complete -c leasehold -n "__fish_leasehold_using_subcommand once" -l label -d 'What others see as the holder\'s name; without it, the host name and the process id' -r
 complete -c leasehold -n "__fish_leasehold_using_subcommand once" -l color -d 'Whether to use colors' -r -f -a "auto\t'On a terminal, unless NO_COLOR is set'
 always\t''
 never\t''"
-complete -c leasehold -n "__fish_leasehold_using_subcommand once" -l now -d 'Run the tick that is due now, if nobody has, and end; without it, go on with every tick'
+complete -c leasehold -n "__fish_leasehold_using_subcommand once" -l now -d 'Run the tick that is due now, if nobody has, and exit; without this, keep running, and run every tick'
 complete -c leasehold -n "__fish_leasehold_using_subcommand once" -l at-most-once -d 'Leave a tick out if its runner dies, instead of running it again'
 complete -c leasehold -n "__fish_leasehold_using_subcommand once" -l json -d 'Print JSON: one object, or one per line where several follow'
 complete -c leasehold -n "__fish_leasehold_using_subcommand once" -s h -l help -d 'Print help (see more with \'--help\')'
 complete -c leasehold -n "__fish_leasehold_using_subcommand elect" -l value -d 'What others see of the leader; the default is the label' -r
 complete -c leasehold -n "__fish_leasehold_using_subcommand elect" -l ttl -d 'How long the lock stays taken if this machine dies; the default is that of the configuration, or 30s' -r
-complete -c leasehold -n "__fish_leasehold_using_subcommand elect" -l kill-after -d 'If the lease is lost, the command\'s process group gets TERM, and KILL after this time if anybody is left in it' -r
+complete -c leasehold -n "__fish_leasehold_using_subcommand elect" -l kill-after -d 'If the lease is lost, the command\'s process group gets TERM, and what is left of it gets KILL after this time' -r
 complete -c leasehold -n "__fish_leasehold_using_subcommand elect" -l url -d 'The URL of the store, such as redis://127.0.0.1:6379' -r
 complete -c leasehold -n "__fish_leasehold_using_subcommand elect" -l config -d 'The file that names the store, and the TTL and prefixes of locks' -r -F
 complete -c leasehold -n "__fish_leasehold_using_subcommand elect" -l label -d 'What others see as the holder\'s name; without it, the host name and the process id' -r
@@ -110,7 +110,7 @@ always\t''
 never\t''"
 complete -c leasehold -n "__fish_leasehold_using_subcommand show" -l json -d 'Print JSON: one object, or one per line where several follow'
 complete -c leasehold -n "__fish_leasehold_using_subcommand show" -s h -l help -d 'Print help (see more with \'--help\')'
-complete -c leasehold -n "__fish_leasehold_using_subcommand watch" -l every -d 'How often to look, 100ms or more; looking never takes more than a quarter of the time' -r
+complete -c leasehold -n "__fish_leasehold_using_subcommand watch" -l every -d 'How often to read the store, 100ms or more; reading never takes more than a quarter of the time' -r
 complete -c leasehold -n "__fish_leasehold_using_subcommand watch" -l url -d 'The URL of the store, such as redis://127.0.0.1:6379' -r
 complete -c leasehold -n "__fish_leasehold_using_subcommand watch" -l config -d 'The file that names the store, and the TTL and prefixes of locks' -r -F
 complete -c leasehold -n "__fish_leasehold_using_subcommand watch" -l label -d 'What others see as the holder\'s name; without it, the host name and the process id' -r
@@ -188,7 +188,7 @@ never\t''"
 complete -c leasehold -n "__fish_leasehold_using_subcommand completions" -l json -d 'Print JSON: one object, or one per line where several follow'
 complete -c leasehold -n "__fish_leasehold_using_subcommand completions" -s h -l help -d 'Print help (see more with \'--help\')'
 complete -c leasehold -n "__fish_leasehold_using_subcommand help; and not __fish_seen_subcommand_from run once elect list show watch break wait check token demo completions help" -f -a "run" -d 'Run a command while holding a lock'
-complete -c leasehold -n "__fish_leasehold_using_subcommand help; and not __fish_seen_subcommand_from run once elect list show watch break wait check token demo completions help" -f -a "once" -d 'Run a command once per tick of a timetable, on one of the machines that run the same command'
+complete -c leasehold -n "__fish_leasehold_using_subcommand help; and not __fish_seen_subcommand_from run once elect list show watch break wait check token demo completions help" -f -a "once" -d 'Run a command once per tick of a schedule, on one of the machines that run the same command'
 complete -c leasehold -n "__fish_leasehold_using_subcommand help; and not __fish_seen_subcommand_from run once elect list show watch break wait check token demo completions help" -f -a "elect" -d 'Run a command while leading, and again after a loss'
 complete -c leasehold -n "__fish_leasehold_using_subcommand help; and not __fish_seen_subcommand_from run once elect list show watch break wait check token demo completions help" -f -a "list" -d 'List what is held or awaited'
 complete -c leasehold -n "__fish_leasehold_using_subcommand help; and not __fish_seen_subcommand_from run once elect list show watch break wait check token demo completions help" -f -a "show" -d 'Show who holds a lock or semaphore, and who waits'

@@ -58,8 +58,8 @@ macro_rules! environment {
             "  LEASEHOLD_NAME   ", $name, "\n",
             "  LEASEHOLD_TOKEN  the fencing token: what the command writes to should reject older ones\n",
             $($tick,)?
-            "  LEASEHOLD_URL    as it was set, with its password: another `leasehold` needs it; if nothing else\n",
-            "                   may have it, run the command by `env -u LEASEHOLD_URL`\n",
+            "  LEASEHOLD_URL    as it was set, with its password, for another `leasehold` that the command calls;\n",
+            "                   to hide it, run the command by `env -u LEASEHOLD_URL`\n",
             "\n",
         )
     };
@@ -94,7 +94,7 @@ Exit status:
   77   the store refused the user or the request
   126  the command cannot be executed
   127  the command was not found
-  128+N  this program was told to end by the signal N, or the command by it",
+  128+N  the command, or this program, was ended by the signal N",
 );
 
 const ELECT: &str = concat!(
@@ -135,7 +135,7 @@ impl Color {
 pub(crate) enum Command {
     /// Run a command while holding a lock
     Run(Run),
-    /// Run a command once per tick of a timetable, on one of the machines that run the same command
+    /// Run a command once per tick of a schedule, on one of the machines that run the same command
     Once(Once),
     /// Run a command while leading, and again after a loss
     Elect(Elect),
@@ -148,20 +148,20 @@ pub(crate) enum Command {
     /// Watch what is held or awaited, live
     ///
     /// Keys: q quits, / filters, Enter shows one in detail, n h a w sort by name, holder, age, waiters, r reverses,
-    /// arrows move. If the output is not a terminal, it is printed each time.
+    /// arrows move. If the output is not a terminal, the whole list is printed each time.
     Watch(Watch),
     /// End the hold of a lock by force
     ///
-    /// Shows who holds it, and asks. The next waiter gets the lock at once; the holder is told, and until it has
-    /// stopped, only fencing tokens reject what it writes. The store is told the name only: if the lock is passed on
-    /// just then, it is the next holder that loses it. Semaphores and read/write locks cannot be broken. The exit
-    /// status is 1 if nobody held the lock, or the answer was no.
+    /// Shows who holds it, and asks for confirmation. The next waiter gets the lock at once; the holder is notified,
+    /// and until it has stopped, only fencing tokens reject what it writes. If the lock changes hands at that very
+    /// moment, the next holder loses it. Semaphores and read/write locks cannot be broken. The exit status is 1 if
+    /// nobody held the lock, or the answer was no.
     Break(Break),
     /// Wait until a lock is free
     ///
-    /// Takes no place in the queue: the store is looked at, at least once a second, until nobody holds the lock or
-    /// waits for it, or a permit of the semaphore is free. Somebody else may take it in the next moment, and a lock
-    /// that is only briefly free may be missed: to hold it, use `run`.
+    /// Takes no place in the queue: reads the store, at least once a second, until nobody holds the lock or waits for
+    /// it, or a permit of the semaphore is free. Somebody else may take it in the next moment, and a lock that is free
+    /// only briefly may be missed: to hold it, use `run`.
     Wait(Wait),
     /// Check the store for problems and risky settings
     ///
@@ -193,7 +193,7 @@ pub(crate) struct Ttl {
 /// What to do with the command.
 #[derive(clap::Args, Debug)]
 pub(crate) struct Job {
-    /// If the lease is lost, the command's process group gets TERM, and KILL after this time if anybody is left in it
+    /// If the lease is lost, the command's process group gets TERM, and what is left of it gets KILL after this time
     #[arg(long, value_parser = humantime::parse_duration, default_value = "10s", value_name = "TIME")]
     pub(crate) kill_after: Duration,
     /// The command and its arguments
@@ -241,10 +241,10 @@ pub(crate) struct Once {
     /// The time from one tick to the next, counted from midnight UTC, 1970-01-01
     #[arg(long, value_parser = humantime::parse_duration, value_name = "TIME")]
     pub(crate) tick: Duration,
-    /// How long after the full period a tick is due: `--tick 1day --offset 2h30m` is half past two UTC
+    /// How long after the start of its period a tick is due: `--tick 1day --offset 2h30m` is half past two UTC
     #[arg(long, value_parser = humantime::parse_duration, default_value = "0s", value_name = "TIME")]
     pub(crate) offset: Duration,
-    /// Run the tick that is due now, if nobody has, and end; without it, go on with every tick
+    /// Run the tick that is due now, if nobody has, and exit; without this, keep running, and run every tick
     #[arg(long)]
     pub(crate) now: bool,
     /// Leave a tick out if its runner dies, instead of running it again
@@ -317,7 +317,7 @@ pub(crate) struct Watch {
     /// Only names that start with this
     #[arg(default_value = "", hide_default_value = true)]
     pub(crate) prefix: String,
-    /// How often to look, 100ms or more; looking never takes more than a quarter of the time
+    /// How often to read the store, 100ms or more; reading never takes more than a quarter of the time
     #[arg(long, value_parser = interval, default_value = "500ms", value_name = "TIME")]
     pub(crate) every: Duration,
 }

@@ -85,10 +85,20 @@ fn answers_are_two_clicks_away() {
         .flat_map(|path| Page::read(path).links)
         .collect();
     for answer in [
+        "guide/blocking.md",
         "guide/choosing.md#which-store",
+        "guide/election.md",
+        "guide/fencing.md",
         "guide/guarantees.md#the-holder-is-paused-for-longer-than-its-lease",
-        "guide/ttl.md",
+        "guide/kubernetes.md#rolling-out-a-change",
+        "guide/locks.md",
+        "guide/migrating.md",
+        "guide/observability.md",
+        "guide/operating.md#breaking-a-lock",
         "guide/operating.md#who-holds-it",
+        "guide/shutdown.md",
+        "guide/testing.md",
+        "guide/ttl.md",
     ] {
         assert!(front.iter().any(|link| link.ends_with(answer)), "{answer} is not linked to");
     }

@@ -12,14 +12,17 @@ macro_rules! examples {
 
 examples! {
     Readme = "README.md",
+    Blocking = "docs/guide/blocking.md",
     Election = "docs/guide/election.md",
     Fencing = "docs/guide/fencing.md",
     Limits = "docs/guide/limits.md",
+    Locks = "docs/guide/locks.md",
     Migrating = "docs/guide/migrating.md",
     Observability = "docs/guide/observability.md",
     Options = "docs/guide/options.md",
     Operating = "docs/guide/operating.md",
     OwnStore = "docs/guide/own_store.md",
+    Redis = "docs/stores/redis.md",
     Redlock = "docs/stores/redlock.md",
     Service = "docs/guide/service.md",
     Shutdown = "docs/guide/shutdown.md",
