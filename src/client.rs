@@ -659,8 +659,9 @@ impl Client {
         &self.engine
     }
 
-    /// Whether the store can currently be reached, as far as the client knows: this call sends nothing. For readiness
-    /// checks.
+    /// Whether the store can currently be reached, as far as the client knows: this call sends nothing. On most stores
+    /// a client of [`connect_lazy`](Self::connect_lazy) that has not been used yet stays disconnected, so a readiness
+    /// probe should use [`ping`](Self::ping).
     ///
     /// The status of a server is the worst of all connections to it: a client that can request locks, but not renew
     /// them, is not connected. Connections that have not been needed yet do not count. A client that has not reached
@@ -672,7 +673,7 @@ impl Client {
     /// # fn example(client: &leasehold::Client) -> (u16, String) {
     /// let state = client.state();
     /// if state.status.is_connected() {
-    ///     return (200, "ready".to_owned());
+    ///     return (200, "connected".to_owned());
     /// }
     /// // Such as `127.0.0.1:6379 is disconnected (for 3.2s): Connection refused`.
     /// (503, state.nodes.iter().map(|node| format!("{node}\n")).collect())

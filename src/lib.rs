@@ -44,7 +44,7 @@
 //! | PostgreSQL, MySQL | services that have such a database: nothing is forgotten when it restarts; each change is a commit |
 //! | etcd, ZooKeeper | locks that are not forgotten in a failover: a majority of the servers stores each change |
 //! | Redis, Valkey | many locks per second. After a failover, or a restart without persistence, the latest grants may be forgotten, and two holders are possible until the first is notified |
-//! | Redlock | locks on Redis that stay available while a minority of several independent servers is down; no semaphores |
+//! | Redlock | locks on Redis that stay available while a minority of several independent servers is down; no semaphores, and so no read/write locks |
 //!
 //! Whatever the store, a process that was paused for longer than its lease may write once more before it notices. If
 //! that would do harm, let the protected resource compare [tokens](Fence).

@@ -1,4 +1,4 @@
-//! `once`: a command once per tick of a timetable, whoever runs it.
+//! `once`: a command once per tick of a schedule, whichever machine runs it.
 
 use std::future::pending;
 use std::io::{self, IsTerminal};

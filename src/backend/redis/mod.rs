@@ -4,6 +4,7 @@
 //! |---|---|
 //! | `keys` | every key, its type and its expiry |
 //! | `lua/` | the protocol: one script per operation, which the server runs atomically |
+//! | `linker` | how a script is put together from the files of `lua/` |
 //! | `protocol` | what Rust and Lua must agree on |
 //! | `script` | the scripts' text and digests |
 //! | `link` | what a client library must provide: one established connection; errors classified by what is known about the execution |

@@ -9,6 +9,7 @@
 //! | `votes` | what follows from the nodes' answers (no I/O, no clock) |
 //! | `leases` | what this client knows about each of its leases on each node (no I/O) |
 //! | `overtaken` | requests that a release may have overtaken (no I/O) |
+//! | `state` | the state of the store, from that of its nodes |
 //! | `request` | requests, tokens, and what a minority has granted |
 //! | `renew`, `release`, `events`, `inspect`, `list` | the other operations |
 

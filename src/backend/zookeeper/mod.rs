@@ -12,6 +12,7 @@
 //! | `plan` | what is to be written so that a key is as a change has left it |
 //! | `exchange` | reading, changing and writing keys |
 //! | `places`, `watcher` | the nodes of this client's own leases, and watching them |
+//! | `list` | what is held or awaited |
 //! | `sweep` | records that nobody has used for a day |
 //! | `check` | what the servers' user should know about them |
 //!
