@@ -13,7 +13,7 @@ use std::time::Duration;
 use futures::future::join_all;
 use futures::{FutureExt, StreamExt, TryStreamExt};
 use intercept::{Intercept, Intercepted, Reply};
-use leasehold::backend::{Answer, Backend, Detail, Request, Resource};
+use leasehold::backend::{Answer, Backend, Detail, Request};
 use leasehold::{
     Client, DistMutex, Error, Inspection, MAX_LABEL_BYTES, MAX_NOTE_BYTES, MemoryBackend, MutexOptions,
     Purpose, SemaphoreOptions,
@@ -259,7 +259,7 @@ impl Intercept for Silent {
         store.request(request)
     }
 
-    fn inspect<'a>(&'a self, _: &'a MemoryBackend, _: &'a Resource, _: Detail) -> Reply<'a, Inspection> {
+    fn inspect<'a>(&'a self, _: Reply<'a, Inspection>, _: Detail) -> Reply<'a, Inspection> {
         self.inspections.fetch_add(1, Relaxed);
         pending().boxed()
     }
@@ -318,16 +318,11 @@ impl Intercept for Slow {
         .boxed()
     }
 
-    fn inspect<'a>(
-        &'a self,
-        store: &'a MemoryBackend,
-        resource: &'a Resource,
-        detail: Detail,
-    ) -> Reply<'a, Inspection> {
+    fn inspect<'a>(&'a self, answer: Reply<'a, Inspection>, detail: Detail) -> Reply<'a, Inspection> {
         self.details.lock().expect("it does not panic").push(detail);
         async move {
             sleep(self.inspections).await;
-            store.inspect(resource, detail).await
+            answer.await
         }
         .boxed()
     }
