@@ -9,7 +9,8 @@ use futures::stream::{Stream, StreamExt, once};
 use tokio::time::timeout;
 
 use crate::backend::{
-    Backend, BackendError, FailFast, Finding, MemoryBackend, NodeState, Status, StoreState, by_url,
+    Backend, BackendError, Capabilities, FailFast, Finding, MemoryBackend, NodeState, Status, StoreState,
+    by_url,
 };
 use crate::error::Error;
 use crate::fair_semaphore::FairSemaphore;
@@ -657,6 +658,23 @@ impl Client {
 
     pub(crate) const fn engine(&self) -> &Arc<Engine> {
         &self.engine
+    }
+
+    /// The address of the store, as errors show it: without a password.
+    #[must_use]
+    pub fn store(&self) -> &str {
+        &self.capabilities().store
+    }
+
+    /// What the store supports.
+    ///
+    /// ```
+    /// let client = leasehold::Client::memory();
+    /// assert!(client.capabilities().pushes_losses); // whoever loses a lock by force is told at once
+    /// ```
+    #[must_use]
+    pub fn capabilities(&self) -> &Capabilities {
+        self.engine.backend().capabilities()
     }
 
     /// Whether the store can currently be reached, as far as the client knows: this call sends nothing. On most stores

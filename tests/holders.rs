@@ -13,10 +13,10 @@ use std::time::Duration;
 use futures::future::join_all;
 use futures::{FutureExt, StreamExt, TryStreamExt};
 use intercept::{Intercept, Intercepted, Reply};
-use leasehold::backend::{Answer, Backend, Detail, Kind, Listed, Request, Resource};
+use leasehold::backend::{Answer, Backend, Detail, Request};
 use leasehold::{
     Client, DistMutex, Error, Inspection, MAX_LABEL_BYTES, MAX_NOTE_BYTES, MemoryBackend, MutexOptions,
-    SemaphoreOptions,
+    Purpose, SemaphoreOptions,
 };
 use tokio::time::{Instant, sleep};
 
@@ -259,7 +259,7 @@ impl Intercept for Silent {
         store.request(request)
     }
 
-    fn inspect<'a>(&'a self, _: &'a MemoryBackend, _: &'a Resource, _: Detail) -> Reply<'a, Inspection> {
+    fn inspect<'a>(&'a self, _: Reply<'a, Inspection>, _: Detail) -> Reply<'a, Inspection> {
         self.inspections.fetch_add(1, Relaxed);
         pending().boxed()
     }
@@ -318,16 +318,11 @@ impl Intercept for Slow {
         .boxed()
     }
 
-    fn inspect<'a>(
-        &'a self,
-        store: &'a MemoryBackend,
-        resource: &'a Resource,
-        detail: Detail,
-    ) -> Reply<'a, Inspection> {
+    fn inspect<'a>(&'a self, answer: Reply<'a, Inspection>, detail: Detail) -> Reply<'a, Inspection> {
         self.details.lock().expect("it does not panic").push(detail);
         async move {
             sleep(self.inspections).await;
-            store.inspect(resource, detail).await
+            answer.await
         }
         .boxed()
     }
@@ -400,11 +395,10 @@ async fn the_limit_of_several_locks_is_one_for_all_of_them_however_slowly_the_st
     Ok(())
 }
 
-/// The kinds and names of what is listed.
-async fn names(client: &Client, prefix: &str) -> Result<BTreeSet<(Kind, String)>, Error> {
-    let listed: Vec<Listed> = client.list(prefix).try_collect().await?;
-    let names: BTreeSet<_> =
-        listed.iter().map(|one| (one.resource.kind, one.resource.name().to_owned())).collect();
+/// The purposes and names of what is listed.
+async fn names(client: &Client, prefix: &str) -> Result<BTreeSet<(Purpose, String)>, Error> {
+    let listed: Vec<_> = client.list(prefix).try_collect().await?;
+    let names: BTreeSet<_> = listed.iter().map(|one| (one.purpose, one.name.clone())).collect();
     assert_eq!(names.len(), listed.len(), "each once");
     Ok(names)
 }
@@ -419,7 +413,10 @@ async fn a_client_lists_what_anybody_holds_or_awaits_under_its_prefixes() -> Out
         guards.push(one.mutex(&name)?.lock().await?);
         guards.push(one.counting_semaphore(&name, 2)?.acquire().await?);
         guards.push(two.fair_semaphore(&name, 2)?.acquire().await?);
-        expected.extend([Kind::Mutex, Kind::Counting, Kind::Fair].map(|kind| (kind, name.clone())));
+        expected.extend(
+            [Purpose::Mutex, Purpose::CountingSemaphore, Purpose::FairSemaphore]
+                .map(|purpose| (purpose, name.clone())),
+        );
         let ended = two.mutex(&format!("shop:ended:{n}"))?.lock().await?;
         ended.release().await?;
     }
@@ -429,7 +426,7 @@ async fn a_client_lists_what_anybody_holds_or_awaits_under_its_prefixes() -> Out
     assert_eq!(names(&two, "shop:").await?, expected);
     let begin_so = expected.iter().filter(|(_, name)| name.starts_with("shop:1")).cloned().collect();
     assert_eq!(names(&two, "shop:1").await?, begin_so);
-    expected.insert((Kind::Mutex, "other".to_owned()));
+    expected.insert((Purpose::Mutex, "other".to_owned()));
     assert_eq!(names(&two, "").await?, expected);
     assert_eq!(names(&two, "none").await?, BTreeSet::new());
 
@@ -437,7 +434,7 @@ async fn a_client_lists_what_anybody_holds_or_awaits_under_its_prefixes() -> Out
     let waiting = tokio::spawn(async move { mutex.lock().await.map(drop) });
     until_waiting(&one.mutex("shop:7")?, 1).await?;
     let found: Vec<_> = one.list("shop:7").try_collect().await?;
-    let lock = found.iter().find(|found| found.resource.kind == Kind::Mutex).expect("it is held");
+    let lock = found.iter().find(|found| found.purpose == Purpose::Mutex).expect("it is held");
     assert_eq!((lock.waiters, lock.holders[0].label.as_deref()), (1, Some("one")));
     drop(guards);
     waiting.await.expect("it does not panic")
@@ -454,7 +451,10 @@ async fn a_client_whose_kinds_share_a_prefix_lists_each_once_and_under_its_name(
         let _permit = client.fair_semaphore("ab", 1)?.acquire().await?;
         let _order = client.reentrant_lock("b", "me")?.lock().await?;
         let found = names(&client, "a").await?;
-        assert_eq!(found, BTreeSet::from([(Kind::Mutex, "a".to_owned()), (Kind::Fair, "ab".to_owned())]));
+        assert_eq!(
+            found,
+            BTreeSet::from([(Purpose::Mutex, "a".to_owned()), (Purpose::FairSemaphore, "ab".to_owned())])
+        );
         assert_eq!(names(&client, "").await?.len(), 3);
         assert_eq!(names(&plain, "").await?.len(), 0, "under its own prefixes");
     }

@@ -236,21 +236,28 @@ impl Either {
     }
 }
 
-/// Asks for what is not available, until the store, which may be busy, says so in time. Returns the error.
-async fn times_out<T: Send, F: Future<Output = Result<T, Error>> + Send>(
+/// Asks until the store, which may be busy or away, answers.
+async fn answer<T: Send, F: Future<Output = Result<T, Error>> + Send>(
     ask: impl Fn() -> F + Send + Sync,
-) -> Error {
+) -> Result<T, Error> {
     let asking = async {
         loop {
             match ask().await {
-                Err(error @ Error::TimedOut { .. }) => break error,
                 Err(Error::StoreUnavailable { .. }) => {}
-                Err(error) => panic!("{error:?}"),
-                Ok(_) => panic!("it is not available"),
+                answer => break answer,
             }
         }
     };
-    within(SOON, asking).await
+    within(SOON * 2, asking).await
+}
+
+/// Asks for what is not available. Returns the error.
+async fn times_out<T: Send, F: Future<Output = Result<T, Error>> + Send>(
+    ask: impl Fn() -> F + Send + Sync,
+) -> Error {
+    let error = answer(ask).await.err().expect("it is not available");
+    assert!(matches!(error, Error::TimedOut { .. }), "{error:?}");
+    error
 }
 
 async fn until_waiting(lock: &RwLock, waiters: usize) {
@@ -892,22 +899,6 @@ async fn holders_that_are_paused_are_told_that_others_have_their_locks(store: &S
     guards.release().await.expect("held");
 }
 
-/// Asks until the store answers again.
-async fn answered<T: Send, F: Future<Output = Result<T, Error>> + Send>(
-    ask: impl Fn() -> F + Send + Sync,
-) -> T {
-    let asking = async {
-        loop {
-            match ask().await {
-                Ok(answer) => break answer,
-                Err(Error::StoreUnavailable { .. }) => {}
-                Err(error) => panic!("{error:?}"),
-            }
-        }
-    };
-    within(SOON * 2, asking).await
-}
-
 /// The store remembers everything.
 async fn what_is_held_outlives_a_restart(server: &mut impl Server, store: &Store) {
     let names = names("restart", 3);
@@ -918,8 +909,8 @@ async fn what_is_held_outlives_a_restart(server: &mut impl Server, store: &Store
     let granted = Granted::default();
     let mut waiting = queue_up(&locks, &["r1", "w2"], &granted).await.into_iter();
     server.restart();
-    assert!(answered(|| locks[1].try_read()).await.is_none(), "others wait");
-    assert!(answered(|| others.try_lock()).await.is_none());
+    assert!(answer(|| locks[1].try_read()).await.expect("it answers").is_none(), "others wait");
+    assert!(answer(|| others.try_lock()).await.expect("it answers").is_none());
     assert!(writer.is_held() && guards.is_held());
     let token = writer.token();
     let reader = writer.downgrade().await.expect("held");
@@ -956,7 +947,10 @@ async fn a_downgrade_during_an_outage_loses_nothing_and_lets_no_writer_in(
     let first = within(SOON * 2, waiting.next().expect("two")).await.expect("no panic");
     assert_eq!(granted.lock().iter().map(|(name, _)| *name).collect::<Vec<_>>(), ["r1"]);
     assert!(reader.is_held() && first.token() > token);
-    assert!(answered(|| locks[1].inspect()).await.in_use == 2, "the writer waits for two readers");
+    assert!(
+        answer(|| locks[1].inspect()).await.expect("it answers").in_use == 2,
+        "the writer waits for two readers"
+    );
     reader.release().await.expect("held to the end");
     first.release().await;
     within(SOON * 2, waiting.next().expect("two")).await.expect("no panic").release().await;
@@ -990,7 +984,7 @@ async fn a_stalled_connection_loses_its_locks_before_others_get_them(server: &Re
     proxy.resume();
     drop((writer, guards));
     // The late renewals and releases change nothing for those that hold now.
-    drop(answered(|| locks[0].inspect()).await);
+    drop(answer(|| locks[0].inspect()).await.expect("it answers"));
     assert!(next_writer.is_held() && next_guards.is_held());
     next_writer.release().await.expect("held");
     next_guards.release().await.expect("held");

@@ -11,9 +11,7 @@ use std::time::Duration;
 
 use futures::future::{BoxFuture, FutureExt};
 use futures::stream::{self, BoxStream, StreamExt};
-use leasehold::backend::{
-    Answer, Answered, Backend, Detail, LeaseId, LeaseRef, Released, Renew, Request, Resource,
-};
+use leasehold::backend::{Answer, Answered, Backend, Detail, LeaseId, LeaseRef, Released, Renew, Request};
 use leasehold::{BackendError, Client, DistMutex, Error, Inspection, LossReason, MemoryBackend};
 use support::intercept::{Intercept, Intercepted, Reply};
 use support::{begun, options, within};
@@ -466,7 +464,7 @@ async fn a_shutdown_says_how_many_releases_are_left_and_why_and_does_not_wait_lo
 struct Unanswering(BackendError);
 
 impl Intercept for Unanswering {
-    fn inspect<'a>(&'a self, _: &'a MemoryBackend, _: &'a Resource, _: Detail) -> Reply<'a, Inspection> {
+    fn inspect<'a>(&'a self, _: Reply<'a, Inspection>, _: Detail) -> Reply<'a, Inspection> {
         async { Err(self.0.clone()) }.boxed()
     }
 }
@@ -491,17 +489,24 @@ async fn a_call_that_ends_while_the_store_does_not_answer_says_why_it_does_not()
 #[derive(Debug, Default)]
 struct LateRequest {
     requests: AtomicUsize,
+    sent: Notify,
     arrives: Notify,
+    carried_out: Notify,
     handed_over: AtomicUsize,
 }
 
 impl Intercept for LateRequest {
     fn request<'a>(&'a self, store: &'a MemoryBackend, request: &'a Request) -> Reply<'a, Answer> {
         async move {
-            if self.requests.fetch_add(1, Ordering::Relaxed) == 1 {
-                self.arrives.notified().await;
+            let is_late = self.requests.fetch_add(1, Ordering::Relaxed) == 1;
+            if !is_late {
+                return store.request(request).await;
             }
-            store.request(request).await
+            self.sent.notify_one();
+            self.arrives.notified().await;
+            let answer = store.request(request).await;
+            self.carried_out.notify_one();
+            answer
         }
         .boxed()
     }
@@ -523,9 +528,7 @@ async fn a_late_request_of_a_lease_that_was_handed_over_takes_nothing_for_longer
         let waiting = mutex(&first);
         let waiting = tokio::spawn(async move { waiting.lock().await });
         // It keeps its place by a second request, which does not arrive.
-        while late.requests.load(Ordering::Relaxed) < 2 {
-            sleep(Duration::from_millis(10)).await;
-        }
+        within(TTL, late.sent.notified()).await;
         guard.release().await.expect("held");
         let guard = within(SECOND, waiting).await.expect("no panic").expect("granted by an event");
         let resumed = second.resume(&guard.into_ticket().expect("held")).await.expect("in time");
@@ -534,11 +537,13 @@ async fn a_late_request_of_a_lease_that_was_handed_over_takes_nothing_for_longer
         if is_over {
             resumed.release().await.expect("held");
             late.arrives.notify_one();
-            sleep(Duration::from_millis(1)).await;
+            within(SECOND, late.carried_out.notified()).await;
             let next = within(SECOND, mutex(&holder).lock()).await.expect("free");
             assert!(next.token() > token);
         } else {
             late.arrives.notify_one();
+            within(SECOND, late.carried_out.notified()).await;
+            // A release would have been sent by then, and a lease that is not renewed would be over.
             sleep(TTL * 2).await;
             assert!(resumed.is_held(), "it was not released by the first client");
             assert!(mutex(&holder).try_lock().await.expect("answered").is_none());

@@ -4,6 +4,7 @@ use std::ffi::OsString;
 use std::path::PathBuf;
 use std::time::Duration;
 
+use clap::builder::{PossibleValuesParser, TypedValueParser};
 use clap::{ArgGroup, Parser, Subcommand, ValueEnum};
 use clap_complete::Shell;
 use leasehold::Purpose;
@@ -276,33 +277,13 @@ pub(crate) struct Which {
     /// The name
     pub(crate) name: String,
     /// What it is; without it, whatever has this name
-    #[arg(long, value_enum, value_name = "KIND")]
-    pub(crate) kind: Option<Kind>,
+    #[arg(long, value_parser = purpose(), value_name = "KIND")]
+    pub(crate) kind: Option<Purpose>,
 }
 
-/// What JSON and tables have as the kind.
-#[derive(Clone, Copy, Debug, ValueEnum)]
-#[value(rename_all = "snake_case")]
-pub(crate) enum Kind {
-    Mutex,
-    RwLock,
-    Election,
-    Schedule,
-    CountingSemaphore,
-    FairSemaphore,
-}
-
-impl Kind {
-    pub(crate) const fn purpose(self) -> Purpose {
-        match self {
-            Self::Mutex => Purpose::Mutex,
-            Self::RwLock => Purpose::RwLock,
-            Self::Election => Purpose::Election,
-            Self::Schedule => Purpose::Schedule,
-            Self::CountingSemaphore => Purpose::CountingSemaphore,
-            Self::FairSemaphore => Purpose::FairSemaphore,
-        }
-    }
+/// By the name that JSON and tables have as the kind.
+fn purpose() -> impl TypedValueParser<Value = Purpose> {
+    PossibleValuesParser::new(Purpose::ALL.map(Purpose::as_str)).try_map(|name| name.parse::<Purpose>())
 }
 
 #[derive(clap::Args, Debug)]

@@ -64,7 +64,7 @@ pub(crate) async fn in_use(client: &Client, which: &Which) -> Result<Vec<Found>,
 /// The same, and nothing is said. Fails if the store refuses to tell anything at all.
 pub(crate) async fn ask(client: &Client, which: &Which) -> Result<Answer, Failure> {
     let purposes = match which.kind {
-        Some(kind) => vec![kind.purpose()],
+        Some(purpose) => vec![purpose],
         None => Purpose::ALL.into(),
     };
     let looks = purposes.iter().map(|purpose| client.inspect(*purpose, &which.name));

@@ -3,7 +3,7 @@
 
 use std::time::{Duration, SystemTime};
 
-use leasehold::{Inspection, Overview, Purpose, RwLock};
+use leasehold::{Inspection, ListEntry, Purpose, RwLock};
 use serde::Serialize;
 
 use crate::find::Found;
@@ -18,13 +18,13 @@ pub(crate) struct Item {
 }
 
 impl Item {
-    pub(crate) fn of(overview: &Overview) -> Self {
-        let Overview { purpose, listed, .. } = overview;
+    pub(crate) fn of(entry: &ListEntry) -> Self {
+        let ListEntry { purpose, name, .. } = entry;
         Self {
             kind: purpose.as_str(),
-            name: listed.resource.name().to_owned(),
-            holders: holders(*purpose, &listed.holders),
-            waiters: listed.waiters,
+            name: name.clone(),
+            holders: holders(*purpose, &entry.holders),
+            waiters: entry.waiters,
         }
     }
 }

@@ -353,6 +353,7 @@ async fn wait_takes_no_place_and_ends_when_the_lock_is_free() {
     let held = api.mutex("a").expect("valid").lock().await.expect("free");
     let mut waiting =
         command(&url, &["wait", "a", "--json"]).stdout(Stdio::piped()).spawn().expect("it starts");
+    // It says nothing meanwhile: time has to pass in which it could end, or get into the queue, by mistake.
     sleep(Duration::from_millis(500)).await;
     assert!(waiting.try_wait().expect("it can be asked").is_none(), "the lock is held");
     assert!(api.inspect(Purpose::Mutex, "a").await.expect("answered").waiters.is_empty());
@@ -568,6 +569,7 @@ async fn watch_costs_little_under_load() {
             tasks.push(tokio::spawn(async move {
                 while !stop.load(Ordering::Relaxed) {
                     let guard = mutex.lock().await.expect("granted");
+                    // What is done under the lock.
                     sleep(Duration::from_millis(20)).await;
                     while !is_busy && !stop.load(Ordering::Relaxed) {
                         sleep(Duration::from_millis(100)).await;

@@ -4,6 +4,8 @@ use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
+use futures::TryStreamExt;
+
 use super::calls;
 use super::drive::drive;
 use super::guard::Guard;
@@ -13,7 +15,7 @@ use crate::backend::{Backend, Capabilities, Finding, Inspection, StoreState};
 use crate::error::Error;
 use crate::options::{MutexOptions, SemaphoreOptions};
 use crate::ticket::LeaseTicket;
-use crate::{ClientBuilder, Purpose};
+use crate::{ClientBuilder, ListEntry, Purpose};
 
 /// A connection to a store, from which locks and semaphores are created: [`crate::Client`] without async. Cheap to
 /// clone, and can be used from any number of threads at a time.
@@ -259,6 +261,25 @@ impl Client {
     pub fn inspect(&self, purpose: Purpose, name: &str) -> Result<Inspection, Error> {
         let (client, name) = (self.0.clone(), name.to_owned());
         drive("inspect", async move { client.inspect(purpose, &name).await })
+    }
+
+    /// What anybody holds or waits for under names that begin with `prefix`, all of it at once: see
+    /// [`crate::Client::list`].
+    ///
+    /// ```
+    /// let client = leasehold::blocking::Client::memory();
+    /// let guard = client.mutex("machine:42")?.lock()?;
+    /// assert_eq!(client.list("machine:")?[0].name, "machine:42");
+    /// # drop(guard);
+    /// # Ok::<(), leasehold::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// As for [`crate::Client::list`], also if only a part is missing.
+    pub fn list(&self, prefix: &str) -> Result<Vec<ListEntry>, Error> {
+        let found = self.0.list(prefix);
+        drive("list", found.try_collect())
     }
 
     /// Ends the hold of a lock, an election or the run of a schedule: see [`crate::Client::force_release`].

@@ -33,13 +33,9 @@ pub(crate) trait Intercept: fmt::Debug + Send + Sync + 'static {
         store.force_release(resource)
     }
 
-    fn inspect<'a>(
-        &'a self,
-        store: &'a MemoryBackend,
-        resource: &'a Resource,
-        detail: Detail,
-    ) -> Reply<'a, Inspection> {
-        store.inspect(resource, detail)
+    /// `answer` asks the store when it is polled.
+    fn inspect<'a>(&'a self, answer: Reply<'a, Inspection>, _: Detail) -> Reply<'a, Inspection> {
+        answer
     }
 
     fn state_changes(&self, store: &MemoryBackend) -> BoxStream<'static, StoreState> {
@@ -106,7 +102,7 @@ impl<I: Intercept> Backend for Intercepted<I> {
     }
 
     fn inspect<'a>(&'a self, resource: &'a Resource, detail: Detail) -> Reply<'a, Inspection> {
-        self.interceptor.inspect(&self.store, resource, detail)
+        self.interceptor.inspect(self.store.inspect(resource, detail), detail)
     }
 
     fn events(&self) -> BoxStream<'static, Event> {

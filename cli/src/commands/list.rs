@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use comfy_table::{Attribute, Cell, CellAlignment, ContentArrangement, Table, presets};
 use futures::TryStreamExt;
-use leasehold::{Holder, Overview, Purpose, RwLock};
+use leasehold::{Holder, ListEntry, Purpose, RwLock};
 
 use crate::args::{Args, List};
 use crate::exit::Failure;
@@ -18,12 +18,12 @@ const RIGHT: [usize; 4] = [3, 4, 5, 6];
 
 pub(crate) async fn run(args: &Args, wanted: &List) -> Result<ExitCode, Failure> {
     visit::connected(args, async |client| {
-        let mut found = client.list_all(&wanted.prefix);
+        let mut found = client.list(&wanted.prefix);
         let mut rows = Vec::new();
-        while let Some(overview) = found.try_next().await? {
+        while let Some(entry) = found.try_next().await? {
             if !args.json {
-                rows.push(Row::of(&overview));
-            } else if !output::line_if_read(&output::to_json(&Item::of(&overview))?)? {
+                rows.push(Row::of(&entry));
+            } else if !output::line_if_read(&output::to_json(&Item::of(&entry))?)? {
                 break;
             }
         }
@@ -90,19 +90,18 @@ pub(crate) struct Row {
 }
 
 impl Row {
-    pub(crate) fn of(overview: &Overview) -> Self {
-        let Overview { purpose, listed, .. } = overview;
-        let holders = &listed.holders;
+    pub(crate) fn of(entry: &ListEntry) -> Self {
+        let ListEntry { purpose, name, holders, waiters, .. } = entry;
         let only = if let [holder] = &holders[..] { Some(holder) } else { None };
         let note = holders.iter().find_map(|holder| holder.note.as_deref()).unwrap_or_default();
         Self {
             purpose: *purpose,
-            name: listed.resource.name().to_owned(),
+            name: name.clone(),
             holder: held_by(*purpose, holders),
             held_for: holders.iter().filter_map(|holder| holder.held_for).max(),
             remaining: holders.iter().filter_map(|holder| holder.remaining).max(),
             token: only.and_then(|holder| holder.token).map(|token| token.get()),
-            waiters: listed.waiters,
+            waiters: *waiters,
             note: output::clean(note).into_owned(),
         }
     }

@@ -13,7 +13,7 @@ use crate::report::{Free, seconds};
 use crate::waiting::Line;
 use crate::{output, store, visit};
 
-/// The first pause between two looks; each is longer than the one before.
+/// The first pause between two looks; each is longer than the one before. Stores tell only those who are in the queue.
 const FIRST_PAUSE: Duration = Duration::from_millis(50);
 const LONGEST_PAUSE: Duration = Duration::from_secs(1);
 /// For how long the store may be away, as when somebody waits in the queue.

@@ -5,7 +5,6 @@ use std::time::{Duration, Instant};
 
 use nix::sys::signal::Signal;
 use tempfile::NamedTempFile;
-use tokio::time::sleep;
 
 use crate::etcd::EtcdServer;
 use crate::mysql::MysqlServer;
@@ -107,7 +106,7 @@ async fn a_stopped_store_ends_the_command_before_another_starts(
     stop: impl FnOnce(),
     resume: impl FnOnce(),
 ) {
-    let log = NamedTempFile::new().expect("room for a file");
+    let log = &NamedTempFile::new().expect("room for a file");
     let path = log.path().display();
     let ttl_text = humantime::format_duration(ttl).to_string();
     let run =
@@ -118,14 +117,16 @@ async fn a_stopped_store_ends_the_command_before_another_starts(
     let mut second = run(&format!("echo second >>{path}"));
     second.until_it_waits().await;
     stop();
-    sleep(ttl * 2).await;
+    // It need not hear from the store to know.
+    let lines =
+        |count| async move { fs::read_to_string(log.path()).is_ok_and(|said| said.lines().count() >= count) };
+    eventually(SOON, || lines(1)).await;
     resume();
     let (status, _, message) = first.end().await;
     assert_eq!(status, 70, "{message}");
     assert!(message.contains("was lost: ") && message.contains("gets TERM"), "{message}");
     let (status, _, message) = second.end().await;
     assert_eq!(status, 0, "{message}");
-    let said = || async { fs::read_to_string(log.path()).is_ok_and(|said| said.lines().count() >= 2) };
-    eventually(SOON, said).await;
+    eventually(SOON, || lines(2)).await;
     assert_eq!(fs::read_to_string(log.path()).expect("a log"), "told\nsecond\n");
 }

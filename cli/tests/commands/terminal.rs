@@ -106,6 +106,7 @@ async fn a_command_that_was_stopped_for_longer_than_its_lease_does_not_go_on() {
     program.type_in(CTRL_Z).await;
     until(&mut program, "Stopped").await;
     let before = size();
+    // The lease has to end, and nobody who is stopped can say that it has.
     tokio::time::sleep(Duration::from_millis(1100)).await;
     program.type_in("fg\n").await;
     until(&mut program, "was lost").await;

@@ -12,7 +12,7 @@ use crate::PROGRAM;
 use crate::support::redis::REQUIRE;
 use crate::support::say;
 
-/// The pause between two looks.
+/// The pause between two looks: tmux does not tell of changes.
 const LOOK_AGAIN: Duration = Duration::from_millis(50);
 /// Clock ticks a second in `/proc`, on all common systems.
 const TICKS: f64 = 100.0;

@@ -12,7 +12,7 @@ use std::time::Duration;
 use anstream::ColorChoice;
 use futures::TryStreamExt;
 use futures::future::{BoxFuture, FutureExt, OptionFuture};
-use leasehold::{Client, Error, Overview, Status};
+use leasehold::{Client, Error, ListEntry, Status};
 use ratatui::DefaultTerminal;
 use tokio::time::{Instant, sleep_until};
 
@@ -114,7 +114,7 @@ impl Look {
 
 /// What the store has now, and the one that is shown in detail.
 struct Seen {
-    all: Vec<Overview>,
+    all: Vec<ListEntry>,
     detail: Option<(Id, Result<Found, Error>)>,
 }
 
@@ -128,7 +128,7 @@ fn look<'a>(client: &'a Client, prefix: &'a str, detail: Option<Id>) -> BoxFutur
 }
 
 async fn see(client: &Client, prefix: &str, detail: Option<Id>) -> Result<Seen, Error> {
-    let all = client.list_all(prefix).try_collect().await?;
+    let all = client.list(prefix).try_collect().await?;
     let Some((purpose, name)) = detail else { return Ok(Seen { all, detail: None }) };
     let found = client.inspect(purpose, &name).await.map(|now| Found { purpose, now });
     Ok(Seen { all, detail: Some(((purpose, name), found)) })
