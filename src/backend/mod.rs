@@ -81,6 +81,8 @@ mod ledger_backend;
 pub(crate) mod memory;
 #[cfg(feature = "mysql")]
 pub(crate) mod mysql;
+#[cfg(any(feature = "_redis", feature = "postgres", feature = "zookeeper"))]
+mod observed;
 #[cfg(feature = "postgres")]
 pub(crate) mod postgres;
 #[cfg(feature = "_records")]
