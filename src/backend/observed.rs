@@ -146,7 +146,7 @@ mod tests {
         let mut changes = observed.observe(&key);
         let waits = tokio::spawn(async move { changes.next().await });
         tokio::task::yield_now().await;
-        observed.tell_all();
+        observed.tell("election:a");
         assert_eq!(waits.await.unwrap(), Some(()));
     }
 }
