@@ -189,11 +189,13 @@ impl Election {
     ///
     /// | store | when a change is reported |
     /// |---|---|
-    /// | etcd, memory | at once: the store pushes it |
-    /// | Redis, Redlock, PostgreSQL, MySQL, ZooKeeper, SQLite | within a second |
+    /// | Redis, Redlock, PostgreSQL, etcd, ZooKeeper, memory | at once: the store pushes it |
+    /// | MySQL, SQLite | within a second |
     ///
-    /// For as long as the stream is polled, the store is also asked once a second, for what is not pushed or was lost.
-    /// A leader, or a time without one, that lasts for less than that, or than a request takes, may be missed; the last
+    /// For as long as the stream is polled, the store is also asked once a second, for what is not pushed or was lost,
+    /// and at once when a connection that was lost is open again. The end of a leader that has died is pushed by etcd,
+    /// when its lease ends, and by ZooKeeper, when its session does; elsewhere it is pushed with the next leader, and
+    /// otherwise seen within a second. A leader, or a time without one, that lasts for less than that, or than a request takes, may be missed; the last
     /// state is not. The same state is not reported twice. While the store does not answer, nothing is reported, and
     /// the stream goes on when it does; see [`Client::state`]. It ends when the client is shut down.
     ///
@@ -214,7 +216,8 @@ impl Election {
     ///
     /// # Cancel safety
     ///
-    /// Awaiting the next item is cancel safe. Dropping the stream has no effect on the election.
+    /// Awaiting the next item is cancel safe. Dropping the stream has no effect on the election, and ends the
+    /// subscription at the store, which the observers of a client share on all stores but etcd.
     pub fn observe(&self) -> impl Stream<Item = Option<Leader>> + Send + Unpin + use<> {
         self.observe_looking_every(LOOK)
     }
@@ -474,7 +477,10 @@ impl Observer {
                     self.last = Some(leader.clone());
                     return leader;
                 }
-                Err(error) => tracing::debug!(name = %self.election.name(), %error, "who leads is not known"),
+                Err(error) => {
+                    tracing::debug!(name = %self.election.name(), %error, "who leads is not known");
+                    self.next_look = Some(Instant::now() + self.interval.min(LOOK));
+                }
             }
         }
     }

@@ -11,8 +11,12 @@
 
 #[path = "support/etcd.rs"]
 mod etcd;
+#[path = "support/etcd_wire.rs"]
+mod etcd_wire;
 #[path = "support/mysql.rs"]
 mod mysql;
+#[path = "support/observing.rs"]
+mod observing;
 #[path = "support/postgres.rs"]
 mod postgres;
 #[path = "support/sqlite.rs"]
@@ -20,6 +24,8 @@ mod sqlite;
 mod support;
 #[path = "support/zookeeper.rs"]
 mod zookeeper;
+#[path = "support/zookeeper_proxy.rs"]
+mod zookeeper_proxy;
 #[path = "support/zookeeper_wire.rs"]
 mod zookeeper_wire;
 
@@ -31,10 +37,12 @@ use std::process;
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, SystemTime};
 
+use etcd as server; // for `etcd_wire`
 use futures::StreamExt;
 use futures::future::join_all;
 use futures::join;
 use leasehold::{Client, Election, Leader, MutexOptions, OnDeadRunner, Once, OnceOptions, Tick, Ticks};
+use observing::Observing;
 use support::{Nodes, RedisServer, Worker, begun, eventually, say, within, worker_args};
 use tokio::io::{AsyncBufReadExt, AsyncWriteExt, BufReader};
 use tokio::net::{TcpListener, TcpStream};
@@ -311,27 +319,75 @@ promises_on! {
     on_sqlite: |_: &str| Some(sqlite::SqliteFile::new());
 }
 
-/// The observer looks once in ten minutes, so what it sees has been pushed.
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn on_etcd_a_change_is_pushed_to_an_observer() {
-    let Some(store) = etcd::EtcdServer::start_or_skip("a change is pushed") else { return };
-    let (campaigning, watching) = (election(&store.url(), LEASE), election(&store.url(), LEASE));
-    let mut leaders = watching.observe_looking_every(SECOND * 600);
-    assert_eq!(within(SOON, leaders.next()).await, Some(None));
-    for n in 0..3 {
-        let leadership = campaigning.campaign(&n.to_string()).await.expect("nobody leads");
-        let seen = within(SOON, leaders.next()).await.flatten().expect("a leader");
-        assert_eq!((seen.value, seen.token), (n.to_string(), leadership.token()));
-        leadership.resign().await.expect("it led");
-        assert_eq!(within(SOON, leaders.next()).await, Some(None));
-    }
-    // A leader that dies is seen when its lease ends.
-    let mut worker = Worker::start("leading_worker", &store.url());
+// What is pushed to observers
+
+/// A leader that dies is seen when its lease ends, where the store ends it.
+async fn sees_the_end_of_a_leader_that_dies(observing: &mut Observing, url: &str) {
+    let mut worker = Worker::start("leading_worker", url);
     let token = worker.held().await;
-    let seen = within(SOON, leaders.next()).await.flatten().expect("a leader");
-    assert_eq!(seen.token, token);
+    assert_eq!(observing.next().await.expect("a leader").token, token);
     worker.kill();
-    assert_eq!(within(LEASE + SOON, leaders.next()).await, Some(None));
+    assert_eq!(observing.next().await, None);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn on_etcd_changes_are_pushed_to_observers() {
+    let Some(store) = etcd::EtcdServer::start_or_skip("changes are pushed") else { return };
+    let wire = etcd_wire::Wire::start(store.port()).await;
+    let mut observing = Observing::begin(&wire.url(), &store.url()).await;
+    observing.sees_every_change("etcd").await;
+    sees_the_end_of_a_leader_that_dies(&mut observing, &store.url()).await;
+    // Also when what has happened meanwhile was removed.
+    let compact = async || {
+        wire.cut();
+        store.ctl(&["compaction", "--physical", &store.revision().to_string()]);
+    };
+    observing.sees_a_change_after(compact).await;
+    let watchers = || store.metric("etcd_debugging_mvcc_watcher_total");
+    let before = watchers();
+    let client = observing.stop();
+    eventually(SOON, || std::future::ready(watchers() == before - 2)).await;
+    drop(client);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn on_postgresql_changes_are_pushed_to_observers() {
+    let settings = ["log_statement=all"];
+    let store = postgres::PostgresServer::start_with_or_skip("changes are pushed", &settings, None);
+    let Some(store) = store else { return };
+    let mut observing = Observing::begin(&store.url(), &store.url()).await;
+    observing.sees_every_change("PostgreSQL").await;
+    assert_eq!(store.log().matches("LISTEN lh_changes_").count(), 1, "they share it");
+    let cut = async || {
+        let listeners = "query LIKE 'LISTEN lh%' OR query = 'SELECT 1'";
+        let cut = format!("SELECT count(pg_terminate_backend(pid)) FROM pg_stat_activity WHERE {listeners}");
+        assert!(store.number(&cut).await > 0);
+    };
+    observing.sees_a_change_after(cut).await;
+    assert!(!store.log().contains("UNLISTEN"));
+    let client = observing.stop();
+    eventually(SOON, || std::future::ready(store.log().contains("UNLISTEN lh_changes_"))).await;
+    drop(client);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn on_zookeeper_changes_are_pushed_to_observers() {
+    let settings = ["4lw.commands.whitelist=srvr,wchp"];
+    let store = zookeeper::ZookeeperServer::start_with_or_skip("changes are pushed", &settings, None);
+    let Some(store) = store else { return };
+    let wire = zookeeper_proxy::Proxy::start(store.port()).await;
+    let mut observing = Observing::begin(&store.url_through(wire.port()), &store.url()).await;
+    observing.sees_every_change("ZooKeeper").await;
+    sees_the_end_of_a_leader_that_dies(&mut observing, &store.url()).await;
+    observing.sees_a_change_after(async || wire.cut()).await;
+    let watches = || {
+        let paths = zookeeper_wire::Wire::ask(store.port(), "wchp").expect("it answers");
+        paths.lines().filter(|line| line.ends_with("election:reports")).count()
+    };
+    assert_eq!(watches(), 1);
+    let client = observing.stop();
+    eventually(SOON, || std::future::ready(watches() == 0)).await;
+    drop(client);
 }
 
 // Leaders that are killed all the time

@@ -1,6 +1,8 @@
 //! Who holds and who waits, by name; and what is held or awaited at all: on one server and in a cluster.
 #![cfg(feature = "_redis")]
 
+#[path = "support/observing.rs"]
+mod observing;
 mod support;
 
 use std::collections::BTreeMap;
@@ -14,6 +16,7 @@ use leasehold::backend::{
 use leasehold::redis::RedisBackend;
 use leasehold::redlock::RedlockBackend;
 use leasehold::{BackendError, Client, Error};
+use observing::Observing;
 use support::{Cluster, Nodes, Raw, RedisServer, Reply, eventually, within};
 
 const SECOND: Duration = Duration::from_secs(1);
@@ -681,4 +684,50 @@ async fn the_connections_of_a_client_are_named_after_it() -> Result<(), Error> {
     let client = Client::builder(server.url()).label("").connect().await?;
     assert_eq!(connection_names(&mut raw), [""; 3]);
     client.shutdown().await
+}
+
+// Observers of an election
+
+const CHANNEL: &str = "leasehold:changes:election:reports";
+
+/// How many connections are subscribed to the channel of the election.
+fn subscribed(raw: &mut Raw) -> i64 {
+    raw.send(&["PUBSUB", "NUMSUB", CHANNEL]).array()[1].int()
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn observers_are_told_of_every_change_at_once_and_leave_nothing_behind() {
+    let Some(server) = RedisServer::start_or_skip("observers") else { return };
+    let (mut raw, mut observing) = (server.raw(), Observing::begin(&server.url(), &server.url()).await);
+    observing.sees_every_change("Redis").await;
+    assert_eq!(subscribed(&mut raw), 1);
+    observing
+        .sees_a_change_after(async || drop(server.raw().send(&["CLIENT", "KILL", "TYPE", "pubsub"])))
+        .await;
+    let client = observing.stop();
+    eventually(SECOND * 20, || std::future::ready(subscribed(&mut server.raw()) == 0)).await;
+    assert!(client.ping(SECOND * 20).await.is_ok());
+    // What is not an election publishes nothing.
+    let published = |raw: &mut Raw| *raw.info_commandstats().get("publish").unwrap_or(&0);
+    let before = published(&mut raw);
+    let guard = client.mutex("a").expect("a name").lock().await.expect("it is free");
+    guard.release().await.expect("it was held");
+    assert_eq!(published(&mut raw), before);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn in_a_cluster_observers_are_told_of_every_change_at_once() {
+    let Some(cluster) = Cluster::start_or_skip("observers in a cluster") else { return };
+    let mut observing = Observing::begin(&cluster.url(), &cluster.url()).await;
+    observing.sees_every_change("Redis Cluster").await;
+    drop(observing.stop());
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn on_several_servers_observers_are_told_of_every_change_at_once() {
+    let Some(nodes) = Nodes::start_or_skip("observers of a Redlock", 3) else { return };
+    let url = format!("{}?node_timeout=1s", nodes.url());
+    let mut observing = Observing::begin(&url, &url).await;
+    observing.sees_every_change("Redlock").await;
+    drop(observing.stop());
 }

@@ -418,6 +418,12 @@ impl Ledger {
         (!is_idle).then(|| Listed::new(resource, now.holders, now.waiters.len()))
     }
 
+    /// Who holds, and under which tokens, including holds that have ended since the last change.
+    #[cfg(feature = "postgres")]
+    pub(in crate::backend) fn holders(&self) -> Vec<(LeaseId, FencingToken)> {
+        self.holds.iter().map(|(lease, hold)| (*lease, hold.token)).collect()
+    }
+
     /// Whether there are holders or waiters, a limit is in force, or a lease that was released by force is still
     /// remembered.
     ///

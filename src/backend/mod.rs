@@ -81,6 +81,8 @@ mod ledger_backend;
 pub(crate) mod memory;
 #[cfg(feature = "mysql")]
 pub(crate) mod mysql;
+#[cfg(any(feature = "_redis", feature = "postgres", feature = "zookeeper"))]
+mod observed;
 #[cfg(feature = "postgres")]
 pub(crate) mod postgres;
 #[cfg(feature = "_records")]
@@ -216,8 +218,8 @@ pub trait Backend: fmt::Debug + Send + Sync + 'static {
     fn events(&self) -> BoxStream<'static, Event>;
 
     /// Yields whenever who holds this resource may have changed, as far as the store can push that to clients that
-    /// neither hold it nor wait for it. Whoever must not miss a change also inspects the resource from time to time. Never
-    /// ends. By default, nothing is pushed.
+    /// neither hold it nor wait for it; some stores push only what concerns the locks of elections. Whoever must not
+    /// miss a change also inspects the resource from time to time. Never ends. By default, nothing is pushed.
     fn changes(&self, resource: &Resource) -> BoxStream<'static, ()> {
         let _ = resource;
         stream::pending().boxed()

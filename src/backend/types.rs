@@ -81,6 +81,12 @@ impl Resource {
         &self.key[..self.prefix_len]
     }
 
+    /// Whether it is the lock of an election, whose holders others observe.
+    #[cfg(feature = "_redis")]
+    pub(crate) fn is_of_election(&self) -> bool {
+        self.prefix().ends_with(crate::options::within::ELECTION)
+    }
+
     /// The name, without the prefix.
     #[must_use]
     pub fn name(&self) -> &str {

@@ -11,6 +11,7 @@ use super::session::{Parameter, Session, value};
 use super::shared::Postgres;
 use super::statement::Sql;
 use super::text::{escape, unescape};
+use crate::backend::observed::is_observable;
 use crate::backend::records::Failure;
 use crate::backend::sql::{self, KeyBatch, Read, Stored, Written, Wrote};
 use crate::backend::{Effects, Event, Ledger, Stamp};
@@ -37,9 +38,15 @@ impl sql::Session for Session {
     }
 
     fn run(&self, batch: &KeyBatch, ledger: &mut Ledger, stamp: Stamp) -> Messages {
+        let before = is_observable(&batch.key).then(|| ledger.holders());
         let effects: Effects = batch.tasks.iter().map(|task| task.run(ledger, stamp)).collect();
         let (channels, texts) = effects.events.into_iter().filter_map(|event| addressed(&event)).unzip();
-        Messages { channels, texts }
+        let mut messages = Messages { channels, texts };
+        if before.is_some_and(|before| before != ledger.holders()) {
+            messages.channels.push(channel_of_changes(&batch.key));
+            messages.texts.push(String::new());
+        }
+        messages
     }
 
     fn must_be_told(messages: &Messages) -> bool {
@@ -137,8 +144,9 @@ async fn write_one(session: &Session, key: &str, record: &Changed) -> Result<Wro
     let Changed { version, now, until, doc, effects: Messages { channels, texts } } = record;
     let (key, doc, asked) = (escape(key), escape(doc), Instant::now());
     let rows = match version {
-        // A record that did not exist has no waiters, so there are no events to send.
-        None => session.rows(Sql::Insert, &[&key, &doc, now]).await?,
+        None if texts.is_empty() => session.rows(Sql::Insert, &[&key, &doc, now]).await?,
+        // It has no waiters, but there may be clients that observe it.
+        None => session.rows(Sql::InsertAndTell, &[&key, &doc, now, channels, texts]).await?,
         Some(version) if texts.is_empty() => session.rows(Sql::Update, &[&key, version, &doc, until]).await?,
         Some(version) => {
             session.rows(Sql::UpdateAndTell, &[&key, version, &doc, until, channels, texts]).await?
@@ -157,6 +165,9 @@ fn wrote(row: Option<&Row>, column: usize, asked: Instant) -> Result<Wrote, Fail
 /// The record, and the time after it was locked.
 async fn lock_and_read(session: &Session, key: &str) -> Result<Read, Failure> {
     session.prepare([Sql::Lock, Sql::Clock, Sql::Update, Sql::UpdateAndTell, Sql::Insert]).await?;
+    if is_observable(key) {
+        session.prepare([Sql::InsertAndTell]).await?;
+    }
     let (key, asked) = (escape(key), Instant::now());
     let (begun, record, clock) =
         join3(session.execute("BEGIN"), session.rows(Sql::Lock, &[&key]), session.rows(Sql::Clock, &[]))
@@ -184,4 +195,10 @@ fn addressed(event: &Event) -> Option<(String, String)> {
 /// Where a client listens.
 pub(super) fn channel(client: Uuid) -> String {
     format!("lh_{}", client.simple())
+}
+
+/// Where clients listen that observe who holds this key: an identifier is shorter than a key may be.
+pub(super) fn channel_of_changes(key: &str) -> String {
+    const OF_KEYS: Uuid = Uuid::from_u128(0x8b4e_6d0f_52a7_4c1e_9f3d_27c0_b15e_a864);
+    format!("lh_changes_{}", Uuid::new_v5(&OF_KEYS, key.as_bytes()).simple())
 }

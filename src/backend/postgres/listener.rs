@@ -1,5 +1,6 @@
 //! Notifications for this client: the grants that others make to it, each sent by the transaction that makes it.
 
+use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
@@ -13,10 +14,11 @@ use tokio_postgres::Notification;
 use uuid::Uuid;
 
 use super::check;
-use super::exchange::channel;
+use super::exchange::{channel, channel_of_changes};
 use super::session::{Listening, Session};
 use super::shared::Postgres;
 use super::text::unescape;
+use crate::backend::observed::{Due, Observed, is_observable};
 use crate::backend::records::Failure;
 use crate::backend::sql::{self, Notifications};
 use crate::backend::{Event, EventSender};
@@ -27,6 +29,8 @@ const HEARTBEAT: Duration = Duration::from_secs(5);
 pub(super) struct Listener {
     server: Arc<Postgres>,
     inbox: Mutex<Inbox>,
+    /// The keys whose holders are observed.
+    observed: Arc<Observed>,
 }
 
 #[derive(Default)]
@@ -41,6 +45,8 @@ pub(super) struct Connection {
     session: Session,
     heard: UnboundedReceiver<Notification>,
     wishes: UnboundedReceiver<()>,
+    /// On whose channels it listens.
+    observed: BTreeSet<Arc<str>>,
 }
 
 impl Notifications for Listener {
@@ -58,6 +64,10 @@ impl Notifications for Listener {
         events.chain(futures::stream::pending()).boxed()
     }
 
+    fn changes(&self, key: &Arc<str>) -> Option<BoxStream<'static, ()>> {
+        is_observable(key).then(|| self.observed.observe(key))
+    }
+
     async fn open(&self, is_first: &AtomicBool) -> Result<Connection, Failure> {
         let Listening { session, heard } = self.server.open_listening().await?;
         let settings = &self.server.settings;
@@ -68,7 +78,9 @@ impl Notifications for Listener {
         let (wish, wishes) = unbounded();
         self.inbox.lock().wish = Some(wish);
         self.subscribe(&session).await?;
-        Ok(Connection { session, heard, wishes })
+        let mut connection = Connection { session, heard, wishes, observed: BTreeSet::new() };
+        self.observe(&mut connection).await?;
+        Ok(connection)
     }
 
     async fn drive(&self, mut connection: Connection) -> Failure {
@@ -86,6 +98,7 @@ impl Notifications for Listener {
                     None => Err(Failure::unavailable("the connection for notifications was closed")),
                 },
                 Some(()) = connection.wishes.next() => self.subscribe(session).await,
+                () = self.observed.altered() => self.observe(&mut connection).await,
                 _ = heartbeat.tick() => session.within(session.execute("SELECT 1")).await,
             };
             if let Err(failure) = outcome {
@@ -97,7 +110,7 @@ impl Notifications for Listener {
 
 impl Listener {
     pub(super) fn new(server: Arc<Postgres>) -> Self {
-        Self { server, inbox: Mutex::default() }
+        Self { server, inbox: Mutex::default(), observed: Arc::default() }
     }
 
     /// Listens for the client, if its name is known. Earlier notifications are lost.
@@ -110,7 +123,28 @@ impl Listener {
         Ok(())
     }
 
+    /// Listens on the channels of what is observed, and on no others. Those who observe what is new are told, because
+    /// earlier changes were not heard.
+    async fn observe(&self, connection: &mut Connection) -> Result<(), Failure> {
+        let Due { added, removed } = self.observed.due(&connection.observed);
+        let begin = added.iter().map(|key| format!("LISTEN {};", channel_of_changes(key)));
+        let end = removed.iter().map(|key| format!("UNLISTEN {};", channel_of_changes(key)));
+        let statements: String = begin.chain(end).collect();
+        if statements.is_empty() {
+            return Ok(());
+        }
+        let session = &connection.session;
+        session.within(session.execute(&statements)).await?;
+        connection.observed.retain(|key| !removed.contains(key));
+        added.iter().for_each(|key| self.observed.tell(key));
+        connection.observed.extend(added);
+        Ok(())
+    }
+
     fn hear(&self, notification: &Notification) {
+        if notification.payload().is_empty() {
+            return self.observed.tell_those(|key| channel_of_changes(key) == notification.channel());
+        }
         match unescape(notification.payload()).parse() {
             // These events name no lease, so any user could forge them. No client of this crate sends them.
             Ok(event @ (Event::Changed(_) | Event::Resync)) => {

@@ -31,6 +31,8 @@ pub(super) enum Sql {
     /// Writes a record ($1) that did not exist at a time ($3) that is not long ago: since, there may have been one that
     /// was removed again. Returns the same.
     Insert,
+    /// The same, and sends messages ($5) on channels ($4) with it.
+    InsertAndTell,
     /// Writes records ($1), of these versions ($2) or new, unless another client has changed them or is about to, or it
     /// is later than a time ($8), and sends messages ($7) on channels ($6) with those of them ($5) that it has written.
     /// Returns the keys of those, and the same.
@@ -94,6 +96,15 @@ impl Sql {
                 " < $3 + 60000000 ON CONFLICT (key) DO NOTHING RETURNING version, ",
                 now!()
             ),
+            Self::InsertAndTell => concat!(
+                "WITH written AS (INSERT INTO leasehold (key, version, doc) SELECT $1, ",
+                now!(),
+                ", $2 WHERE ",
+                now!(),
+                " < $3 + 60000000 ON CONFLICT (key) DO NOTHING RETURNING version) SELECT version, ",
+                now!(),
+                ", (SELECT count(pg_notify(e.channel, e.message)::text) FROM unnest($4, $5) AS e (channel, message)) FROM written"
+            ),
             Self::Write => concat!(
                 "WITH wanted AS (SELECT * FROM unnest($1, $2, $3) AS w (key, version, doc)), \
                  free AS (SELECT l.key FROM wanted AS w JOIN leasehold AS l ON l.key = w.key AND l.version = w.version \
@@ -144,6 +155,7 @@ impl Sql {
                 &[Type::TEXT, Type::INT8, Type::TEXT, Type::INT8, Type::TEXT_ARRAY, Type::TEXT_ARRAY]
             }
             Self::Insert => &[Type::TEXT, Type::TEXT, Type::INT8],
+            Self::InsertAndTell => &[Type::TEXT, Type::TEXT, Type::INT8, Type::TEXT_ARRAY, Type::TEXT_ARRAY],
             Self::Write => &[
                 Type::TEXT_ARRAY,
                 Type::INT8_ARRAY,

@@ -176,6 +176,14 @@ impl Backend for RedisBackend {
         self.notifications.events()
     }
 
+    fn changes(&self, resource: &Resource) -> BoxStream<'static, ()> {
+        if !resource.is_of_election() {
+            // Nobody publishes them.
+            return stream::pending().boxed();
+        }
+        self.notifications.observed.observe(&resource.key)
+    }
+
     fn capabilities(&self) -> &Capabilities {
         &self.capabilities
     }

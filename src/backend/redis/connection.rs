@@ -680,6 +680,10 @@ pub(super) mod tests {
             pending().boxed()
         }
 
+        fn unsubscribe<'a>(&'a self, _: &'a str) -> BoxFuture<'a, Result<(), CallError>> {
+            pending().boxed()
+        }
+
         fn messages(&self) -> BoxStream<'static, Message> {
             no_messages().boxed()
         }

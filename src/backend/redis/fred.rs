@@ -213,10 +213,16 @@ impl Link for FredLink {
         async move { self.client.subscribe(channel).await.map_err(sort) }.boxed()
     }
 
+    fn unsubscribe<'a>(&'a self, channel: &'a str) -> BoxFuture<'a, Result<(), CallError>> {
+        async move { self.client.unsubscribe(channel).await.map_err(sort) }.boxed()
+    }
+
     fn messages(&self) -> BoxStream<'static, Message> {
         let messages = stream::unfold(self.client.message_rx(), |mut messages| async {
             let message = match messages.recv().await {
-                Ok(message) => Message::Text(text_of(message.value)),
+                Ok(message) => {
+                    Message::Text { channel: message.channel.into_inner(), text: text_of(message.value) }
+                }
                 Err(RecvError::Lagged(lost)) => Message::Lost(lost),
                 Err(RecvError::Closed) => return None,
             };

@@ -40,7 +40,7 @@ use sha1_smol::Sha1;
 use smallvec::SmallVec;
 use uuid::Uuid;
 
-use super::protocol::CHANNEL_PREFIX;
+use super::protocol::{CHANGES_PREFIX, CHANNEL_PREFIX};
 use crate::backend::{LeaseId, Resource};
 use crate::options::DEFAULT_LOCK_PREFIX;
 
@@ -167,6 +167,11 @@ pub(super) fn locks<'a>(keys: impl Iterator<Item = &'a str> + Clone) -> Vec<Byte
 /// The channel on which the client `client` gets its messages.
 pub(super) fn channel(client: Uuid) -> String {
     format!("{CHANNEL_PREFIX}{}", client.hyphenated())
+}
+
+/// The channel on which the observers of an election with this key are told that its leader has changed.
+pub(super) fn changes_channel(key: &str) -> String {
+    format!("{CHANGES_PREFIX}{key}")
 }
 
 /// The hash tag that other keys need beside this one to be in its slot: its own, or a number that hashes to its slot.

@@ -81,7 +81,10 @@ pub(super) trait Link: fmt::Debug + Send + Sync {
     /// is answered.
     fn subscribe<'a>(&'a self, channel: &'a str) -> BoxFuture<'a, Result<(), CallError>>;
 
-    /// The messages from now on, until the connection ends.
+    /// The opposite.
+    fn unsubscribe<'a>(&'a self, channel: &'a str) -> BoxFuture<'a, Result<(), CallError>>;
+
+    /// The messages of all channels from now on, until the connection ends.
     fn messages(&self) -> BoxStream<'static, Message>;
 
     /// Cancelled when the connection has ended.
@@ -102,8 +105,8 @@ pub(super) async fn command(link: &dyn Link, words: &[&str]) -> Result<Value, Ca
 /// What arrives on a link that is subscribed.
 #[derive(Debug)]
 pub(super) enum Message {
-    /// A message of the channel.
-    Text(Bytes),
+    /// A message of a channel.
+    Text { channel: Bytes, text: Bytes },
     /// This many messages were lost.
     Lost(u64),
 }

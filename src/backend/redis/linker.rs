@@ -46,6 +46,7 @@ const LIBRARY: &[&str] = &[
     lua!("lock/renew_owned"),
     lua!("lock/release"),
     lua!("lock/force"),
+    lua!("lock/announced"),
     lua!("semaphore/token"),
     lua!("semaphore/state"),
     lua!("semaphore/semaphore"),

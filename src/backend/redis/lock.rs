@@ -8,7 +8,10 @@ use super::protocol::{BUSY, NOT_HELD, RELEASED, SETTLED, WAITED_FOR};
 use super::reply::{
     from_millis, held_for, inspection, millis, read_granted, read_held, read_lease, read_queued, wanted,
 };
-use super::script::{ACQUIRE, FORCE, INSPECT, RELEASE, RENEW, RENEW_OWNED, SETTLE, WAS_REVOKED};
+use super::script::{
+    ACQUIRE, ACQUIRE_AND_TELL, FORCE, FORCE_AND_TELL, INSPECT, RELEASE, RELEASE_AND_TELL, RENEW, RENEW_OWNED,
+    SETTLE, SETTLE_AND_TELL, WAS_REVOKED,
+};
 use super::transport::Transport;
 use super::value::Value;
 use crate::backend::{
@@ -31,7 +34,8 @@ pub(super) fn acquire(
 
 fn to_acquire(request: &Request, repair: Option<Duration>, proposed: Option<FencingToken>) -> Operation {
     let owner = request.claim.owner();
-    let operation = Operation::new(&ACQUIRE, &request.lease.resource).lease(request.lease.id);
+    let script = if request.lease.resource.is_of_election() { &ACQUIRE_AND_TELL } else { &ACQUIRE };
+    let operation = Operation::new(script, &request.lease.resource).lease(request.lease.id);
     let operation = operation.number(millis(request.ttl));
     // Every argument costs a microsecond, so the frequent case omits the others.
     if request.waits && repair.is_none() && owner.is_none() && proposed.is_none() {
@@ -51,7 +55,8 @@ pub(super) fn settle(
     lease: &LeaseRef,
     token: FencingToken,
 ) -> impl Future<Output = Result<bool, BackendError>> {
-    let operation = Operation::new(&SETTLE, &lease.resource).lease(lease.id).number(token.get());
+    let script = if lease.resource.is_of_election() { &SETTLE_AND_TELL } else { &SETTLE };
+    let operation = Operation::new(script, &lease.resource).lease(lease.id).number(token.get());
     transport.ask(operation, transport.answer_timeout(MAX_TTL), |answer| read_was_held(answer, SETTLED))
 }
 
@@ -63,7 +68,8 @@ pub(super) fn to_renew(renew: &Renew) -> Operation {
 
 /// The release of a lease. When a gap is due, the lock is left free for so long.
 pub(super) fn to_release(lease: &LeaseRef, gap: Option<Duration>) -> Operation {
-    let operation = Operation::new(&RELEASE, &lease.resource).lease(lease.id);
+    let script = if lease.resource.is_of_election() { &RELEASE_AND_TELL } else { &RELEASE };
+    let operation = Operation::new(script, &lease.resource).lease(lease.id);
     match gap {
         Some(gap) => operation.number(millis(gap)),
         None => operation,
@@ -75,7 +81,8 @@ pub(super) fn force(
     transport: &Arc<Transport>,
     resource: &Resource,
 ) -> impl Future<Output = Result<bool, BackendError>> {
-    let operation = Operation::new(&FORCE, resource);
+    let script = if resource.is_of_election() { &FORCE_AND_TELL } else { &FORCE };
+    let operation = Operation::new(script, resource);
     transport.ask(operation, transport.reply_timeout, |answer| read_was_held(answer, RELEASED))
 }
 

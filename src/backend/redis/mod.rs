@@ -23,6 +23,7 @@
 //! | `queue`, `batch` | operations that wait for a call; many operations in one call |
 //! | `msgpack` | the encoding of a batch and its answers |
 //! | `notifications` | the subscription: messages from the server become events |
+//! | `elections` | the channels of the elections that this client observes, on the same connection |
 //! | `opening` | opening links, with credentials that are requested each time, and why that failed |
 //! | `credentials` | public: who logs in |
 //! | `tls` | when a link is opened over TLS, and what it means if it is not |
@@ -48,6 +49,7 @@ mod connection;
 mod connections;
 mod credentials;
 mod descriptions;
+mod elections;
 #[cfg(feature = "fred")]
 mod fred;
 mod keys;

@@ -22,8 +22,10 @@ use tokio_util::task::AbortOnDropHandle;
 use uuid::Uuid;
 
 use super::connection::Connection;
+use super::elections::{Elections, processed, within};
 use super::keys;
 use super::link::{CallError, Link, Message, command};
+use crate::backend::observed::Observed;
 use crate::backend::{
     Answer, BackendError, Event, EventSender, Grant, Kind, LeaseId, LeaseRef, Limit, Resource, Ticket,
 };
@@ -49,6 +51,8 @@ pub(super) struct Notifications {
     queued: Mutex<HashSet<u64>>,
     /// Notified when the subscription may have failed.
     suspect: Notify,
+    /// The elections that are observed.
+    pub(super) observed: Arc<Observed>,
     /// Whether a pushed grant must be confirmed by a request, because it counts only when replicas have it.
     confirms: bool,
 }
@@ -79,6 +83,7 @@ impl Notifications {
             links: AtomicU64::new(0),
             queued: Mutex::default(),
             suspect: Notify::new(),
+            observed: Arc::default(),
             confirms,
         }
     }
@@ -117,7 +122,9 @@ impl Notifications {
 
     fn event(&self, message: &Message) -> Option<Event> {
         match message {
-            Message::Text(text) => match str::from_utf8(text) {
+            // It is for those who observe an election.
+            Message::Text { channel, .. } if **channel != *self.channel.as_bytes() => None,
+            Message::Text { text, .. } => match str::from_utf8(text) {
                 Ok("probe") => None,
                 Ok(text) => self.read(text),
                 Err(_) => {
@@ -248,13 +255,15 @@ impl Notifications {
         Ok(AbortOnDropHandle::new(spawn_on(own, stay)))
     }
 
-    /// Subscribes on every new link but `subscribed`, and replaces a link that no longer answers.
+    /// Subscribes on every new link but `subscribed`, and replaces a link that no longer answers. On each of them, the
+    /// channels of the elections that are observed are subscribed as well.
     async fn stay_subscribed(
         self: Arc<Self>,
         subscriber: Arc<Connection>,
         mut links: watch::Receiver<Option<Arc<dyn Link>>>,
         mut subscribed: Arc<dyn Link>,
     ) {
+        let mut may_observe = true;
         loop {
             let link = match links.wait_for(Option::is_some).await {
                 Ok(link) => link.clone(),
@@ -264,14 +273,22 @@ impl Notifications {
             if !Arc::ptr_eq(&subscribed, &link) {
                 self.subscribe_again(&link, subscriber.timeouts().connect).await;
             }
+            let mut elections = Elections::default();
             while !link.ended().is_cancelled() {
+                if may_observe {
+                    may_observe =
+                        self.observe_on(&*link, &mut elections, subscriber.timeouts().connect).await;
+                }
                 tokio::select! {
                     () = link.ended().cancelled() => break,
+                    () = self.observed.altered() => continue,
+                    () = elections.hear(&self.observed) => continue,
                     () = sleep(HEARTBEAT) => {}
                     () = self.suspect.notified() => {}
                 }
                 // Its connection is replaced if it does not answer.
-                while !self.is_idle()
+                let is_observing = !elections.is_empty();
+                while (is_observing || !self.is_idle())
                     && !link.ended().is_cancelled()
                     && matches!(subscriber.command(&["PING"]).await, Err(CallError::Timeout(_)))
                 {
@@ -306,19 +323,36 @@ impl Notifications {
         }
     }
 
-    /// Subscribes, and waits until the server has processed it: not every client library waits for the answer to
-    /// SUBSCRIBE, but answers arrive in order.
+    /// Subscribes, and waits until the server has processed it.
     async fn subscribe_on(&self, link: &dyn Link, time_limit: Duration) -> Result<(), CallError> {
         let steps = async {
             link.subscribe(&self.channel).await?;
-            command(link, &["PING"]).await
+            processed(link).await
         };
-        match timeout(time_limit, steps).await {
-            // A server that cannot write to its disk answers PING like this.
-            Ok(Err(error)) if error.answers("MISCONF") => Ok(()),
-            Ok(answer) => answer.map(drop),
-            Err(late) => Err(CallError::Timeout(late.to_string())),
+        within(time_limit, steps).await
+    }
+
+    /// Subscribes what is observed, and nothing else. If that fails, the link is replaced. Returns whether it may be
+    /// tried again: not if this user must not subscribe, because other messages arrive on the same link.
+    async fn observe_on(&self, link: &dyn Link, elections: &mut Elections, time_limit: Duration) -> bool {
+        let due = elections.due(&self.observed);
+        if let Err(error) = elections.leave(&due.removed, link, time_limit).await {
+            tracing::debug!(%error, "subscriptions that are not needed end with their connection");
+            link.abort();
+            return true;
         }
+        let Err(error) = elections.join(due.added, &self.observed, link, time_limit).await else {
+            return true;
+        };
+        let is_denied = error.answers("NOPERM");
+        if is_denied {
+            tracing::warn!(target: "leasehold::store", %error, "changes of leadership are not pushed: the user needs permission to subscribe to the channels `leasehold:*`");
+        } else {
+            tracing::debug!(%error, "the channels of elections are subscribed again");
+            sleep(RETRY).await;
+        }
+        link.abort();
+        !is_denied
     }
 }
 

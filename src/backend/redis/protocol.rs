@@ -80,6 +80,8 @@ constants! {
     REVOKE: &str = "revoke";
     /// The prefix of the clients' channels; a user with restricted permissions needs `&leasehold:*`.
     CHANNEL_PREFIX: &str = "leasehold:";
+    /// The prefix of the channels of elections, which their keys follow. Within the one above.
+    CHANGES_PREFIX: &str = "leasehold:changes:";
 
     /// In the value of a lock: there may be waiters.
     WAITED_FOR: &str = "+";

@@ -215,13 +215,20 @@ impl Link for RedisRsLink {
         async move { connection.subscribe(channel).await.map_err(|error| sort(&error)) }.boxed()
     }
 
+    fn unsubscribe<'a>(&'a self, channel: &'a str) -> BoxFuture<'a, Result<(), CallError>> {
+        let mut connection = self.connection.clone();
+        async move { connection.unsubscribe(channel).await.map_err(|error| sort(&error)) }.boxed()
+    }
+
     fn messages(&self) -> BoxStream<'static, Message> {
         let messages = stream::unfold(self.messages.subscribe(), |mut messages| async {
             let message = loop {
                 match messages.recv().await {
                     Ok(PushInfo { kind: PushKind::Message, mut data }) => {
-                        if let Some(Ok(Value::Text(text))) = data.pop().map(read) {
-                            break Message::Text(text);
+                        let (text, channel) = (data.pop().map(read), data.pop().map(read));
+                        if let (Some(Ok(Value::Text(text))), Some(Ok(Value::Text(channel)))) = (text, channel)
+                        {
+                            break Message::Text { channel, text };
                         }
                     }
                     // Confirmations of the subscription.

@@ -66,6 +66,18 @@ macro_rules! of_lock {
     };
 }
 
+/// An operation on the lock of an election, which tells those who observe it.
+macro_rules! of_election {
+    ($operation:literal) => {
+        concat!(
+            "local clock, fence, queue = prepare()\n",
+            "return announced(",
+            $operation,
+            ", lock_at(KEYS[1], queue, fence, clock), unpack(ARGV))"
+        )
+    };
+}
+
 /// An operation on a semaphore in a call of its own.
 macro_rules! of_semaphore {
     ($operation:literal) => {
@@ -114,6 +126,13 @@ scripts! {
     RENEW_OWNED(3, Some(protocol::RENEW_OWNED)): of_lock!("renew_owned");
     /// For one of several servers that must agree on a token.
     SETTLE(3, Some(protocol::SETTLE)): of_lock!("settle");
+
+    // For elections, in a call of its own each: other locks do not pay for those who observe.
+    ACQUIRE_AND_TELL(3, None): of_election!("acquire");
+    RELEASE_AND_TELL(3, None): of_election!("release");
+    SETTLE_AND_TELL(3, None): of_election!("settle");
+    FORCE_AND_TELL(4, None): of_election!("force");
+
     ACQUIRE_PERMITS(3, Some(protocol::ACQUIRE_PERMITS)): of_semaphore!("acquire_permits_fast", "acquire_permits");
     RENEW_PERMITS(3, Some(protocol::RENEW_PERMITS)): of_semaphore!("renew_permits");
     RELEASE_PERMITS(3, Some(protocol::RELEASE_PERMITS)): of_semaphore!("release_permits_fast", "release_permits");

@@ -35,7 +35,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use futures::future::BoxFuture;
-use futures::stream::{BoxStream, FuturesUnordered};
+use futures::stream::{self, BoxStream, FuturesUnordered};
 use futures::{FutureExt, StreamExt};
 use tokio::time::timeout;
 use uuid::Uuid;
@@ -397,6 +397,11 @@ impl Backend for RedlockBackend {
 
     fn events(&self) -> BoxStream<'static, Event> {
         self.quorum.events()
+    }
+
+    /// Those of each node: the last of a majority to change is the one that counts.
+    fn changes(&self, resource: &Resource) -> BoxStream<'static, ()> {
+        stream::select_all(self.quorum.nodes.iter().map(|handle| handle.changes_of(resource))).boxed()
     }
 
     fn home(&self) -> Option<Arc<Home>> {

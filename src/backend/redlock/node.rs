@@ -15,7 +15,7 @@ use tokio::time::{Instant, sleep};
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::AbortOnDropHandle;
 
-use crate::backend::{Answer, Backend, BackendError, LeaseRef, RedisBuilder, Request};
+use crate::backend::{Answer, Backend, BackendError, LeaseRef, RedisBuilder, Request, Resource};
 use crate::error::Error;
 use crate::fence::FencingToken;
 use crate::runtime::spawn_on;
@@ -260,6 +260,21 @@ impl NodeHandle {
             Some((now_and_later, (attempts, handle)))
         });
         attempts.take_until(closed.cancelled_owned()).flatten().boxed()
+    }
+}
+
+impl NodeHandle {
+    /// What the node pushes about a resource, from now on or from when it is connected.
+    pub(super) fn changes_of(self: &Arc<Self>, resource: &Resource) -> BoxStream<'static, ()> {
+        if let Some(node) = self.node() {
+            return node.changes(resource);
+        }
+        let (handle, resource) = (Arc::clone(self), resource.clone());
+        let later = async move {
+            let changes = handle.ready().await.changes(&resource);
+            stream::iter([()]).chain(changes)
+        };
+        stream::once(later).flatten().boxed()
     }
 }
 

@@ -27,6 +27,12 @@ pub(in crate::backend) trait Notifications: Send + Sync + 'static {
     /// one.
     fn events(&self, client: Uuid) -> BoxStream<'static, Event>;
 
+    /// Yields whenever the holders in the record of this key may have changed; `None` if that is not pushed.
+    fn changes(&self, key: &Arc<str>) -> Option<BoxStream<'static, ()>> {
+        let _ = key;
+        None
+    }
+
     /// Opens the connection, ready to be used. Notifications since the last one were lost. What limits the promises of
     /// the store is traced if it `is_first`, which is then no longer so.
     fn open(&self, is_first: &AtomicBool) -> impl Future<Output = Result<Self::Connection, Failure>> + Send;
@@ -59,6 +65,17 @@ impl<N: Notifications> Notifier<N> {
         let events = self.notifications.events(client);
         self.start(runtime);
         events
+    }
+
+    /// See [`Notifications::changes`].
+    pub(super) fn changes(
+        self: &Arc<Self>,
+        key: &Arc<str>,
+        runtime: &Handle,
+    ) -> Option<BoxStream<'static, ()>> {
+        let changes = self.notifications.changes(key)?;
+        self.start(runtime);
+        Some(changes)
     }
 
     /// Connects, unless it has begun to.

@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use futures::StreamExt;
 use futures::future::join;
-use futures::stream::BoxStream;
+use futures::stream::{self, BoxStream};
 use tokio::runtime::Handle;
 use tokio::sync::Mutex;
 use tokio_util::sync::CancellationToken;
@@ -107,6 +107,10 @@ impl<V: Server> LedgerStore for Store<V> {
             }
         });
         observed.boxed()
+    }
+
+    fn changes(&self, key: &Arc<str>) -> BoxStream<'static, ()> {
+        self.notifier.changes(key, &self.runtime).unwrap_or_else(|| stream::pending().boxed())
     }
 
     fn keys<'a>(&'a self, prefix: &'a str) -> BoxStream<'a, Result<Vec<Arc<str>>, BackendError>> {

@@ -413,7 +413,7 @@ impl<'a> Attempt<'a> {
     }
 
     fn listing(&self) -> Op {
-        Op::Children { path: self.path.clone() }
+        Op::Children { path: self.path.clone(), watch: false }
     }
 
     fn listed(&mut self, reply: Option<Result<Reply, Code>>) {

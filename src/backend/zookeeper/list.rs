@@ -12,7 +12,7 @@ impl Shared {
     /// The keys of all records that begin with `prefix`. The server has no pages: it sends the names of all of them.
     pub(super) async fn keys(&self, prefix: &str) -> Result<Vec<Arc<str>>, Failure> {
         let root = &self.settings.root;
-        let read = vec![Op::Sync { path: root.clone() }, Op::Children { path: root.clone() }];
+        let read = vec![Op::Sync { path: root.clone() }, Op::Children { path: root.clone(), watch: false }];
         let names = match self.send_all(read).await?.replies.pop() {
             Some(Ok(Reply::Children(names, _))) => names,
             Some(Err(Code::NO_NODE)) => Vec::new(),

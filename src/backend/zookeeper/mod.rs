@@ -13,6 +13,7 @@
 //! | `exchange` | reading, changing and writing keys |
 //! | `places`, `watcher` | the nodes of this client's own leases, and watching them |
 //! | `list` | what is held or awaited |
+//! | `elections` | watching the records of the elections that this client observes |
 //! | `sweep` | records that nobody has used for a day |
 //! | `check` | what the servers' user should know about them |
 //!
@@ -23,6 +24,7 @@
 mod builder;
 mod check;
 mod clock;
+mod elections;
 mod exchange;
 mod failure;
 mod jute;
@@ -50,7 +52,7 @@ use futures::StreamExt;
 use futures::stream::{self, BoxStream};
 use parking_lot::Mutex;
 use tokio::runtime::Handle;
-use tokio::sync::mpsc::UnboundedReceiver;
+use tokio::sync::mpsc::{UnboundedReceiver, unbounded_channel};
 use tokio::sync::watch;
 use tokio::task::JoinSet;
 use tokio::time::{sleep_until, timeout};
@@ -58,6 +60,7 @@ use uuid::Uuid;
 
 use super::ledger::{Effects, Ledger, Stamp};
 use super::ledger_backend::{LedgerBackend, LedgerStore, backend_on_ledger};
+use super::observed::Observed;
 use super::records::{Failure, Health, Schedule};
 use super::{BackendError, Capabilities, Event, Finding, StoreState};
 use crate::background;
@@ -110,6 +113,8 @@ struct Shared {
     session: Session,
     schedule: Schedule<Known>,
     places: Places,
+    /// The keys whose holders are observed.
+    observed: Arc<Observed>,
     /// The server's clock, and on which connection it was read.
     clock: Mutex<Option<(u64, Reading)>>,
     /// Whether holds will soon be watched that are not yet.
@@ -172,6 +177,7 @@ impl ZookeeperStore {
             session,
             schedule: Schedule::default(),
             places: Places::default(),
+            observed: Arc::default(),
             clock: Mutex::default(),
             is_settling: AtomicBool::new(false),
             ended: watch::Sender::new(false),
@@ -184,7 +190,9 @@ impl ZookeeperStore {
         let Some(signals) = self.signals.lock().take() else { return };
         let shared = &self.shared;
         shared.session.start(&shared.runtime);
-        spawn_on(&shared.runtime, Arc::clone(shared).handle_signals(signals));
+        let (hear, heard) = unbounded_channel();
+        spawn_on(&shared.runtime, Arc::clone(shared).handle_signals(signals, hear));
+        spawn_on(&shared.runtime, Arc::clone(shared).watch_elections(heard));
         spawn_on(&shared.runtime, Arc::clone(shared).carry_out());
     }
 
@@ -222,6 +230,11 @@ impl LedgerStore for ZookeeperStore {
         let events = self.shared.places.open(client);
         self.start();
         events
+    }
+
+    fn changes(&self, key: &Arc<str>) -> BoxStream<'static, ()> {
+        self.start();
+        self.shared.observed.observe(key)
     }
 
     fn keys<'a>(&'a self, prefix: &'a str) -> BoxStream<'a, Result<Vec<Arc<str>>, BackendError>> {

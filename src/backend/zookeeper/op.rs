@@ -40,6 +40,16 @@ pub(super) enum Op {
     },
     Children {
         path: String,
+        /// For when a child is created or deleted.
+        watch: bool,
+    },
+    /// Whether the node exists, and a watch for when it is created, written or deleted.
+    Exists {
+        path: String,
+    },
+    /// Forgets the watches of this session for this node.
+    RemoveWatches {
+        path: String,
     },
     /// What follows is read from a server that knows what has been written so far.
     Sync {
@@ -75,7 +85,7 @@ pub(super) enum Reply {
     Children(Vec<String>, Stat),
     /// All requests of a multi.
     All(Vec<Reply>),
-    /// Deleted, checked, synchronized.
+    /// Deleted, checked, synchronized, watched or no longer so.
     Done,
 }
 
@@ -107,12 +117,16 @@ const CREATE: i32 = 15;
 /// What replies to a multi call it.
 const CREATE_WITHOUT_STAT: i32 = 1;
 const DELETE: i32 = 2;
+const EXISTS: i32 = 3;
 const GET: i32 = 4;
 const SET: i32 = 5;
 const SYNC: i32 = 9;
 const CHILDREN: i32 = 12;
 const CHECK: i32 = 13;
 const MULTI: i32 = 14;
+const REMOVE_WATCHES: i32 = 18;
+/// Watches of all kinds.
+const ANY_WATCHES: i32 = 3;
 const ERROR: i32 = -1;
 const ALL_PERMISSIONS: i32 = 31;
 
@@ -133,7 +147,9 @@ impl Op {
             Self::Delete { path, .. }
             | Self::Check { path, .. }
             | Self::Get { path, .. }
-            | Self::Children { path }
+            | Self::Children { path, .. }
+            | Self::Exists { path }
+            | Self::RemoveWatches { path }
             | Self::Sync { path } => path.len() + REST,
             Self::Multi(ops) => ops.iter().map(Self::size).sum(),
         }
@@ -143,7 +159,12 @@ impl Op {
     pub(super) const fn writes(&self) -> bool {
         match self {
             Self::Create { .. } | Self::Delete { .. } | Self::Set { .. } | Self::Multi(_) => true,
-            Self::Check { .. } | Self::Get { .. } | Self::Children { .. } | Self::Sync { .. } => false,
+            Self::Check { .. }
+            | Self::Get { .. }
+            | Self::Children { .. }
+            | Self::Exists { .. }
+            | Self::RemoveWatches { .. }
+            | Self::Sync { .. } => false,
         }
     }
 
@@ -162,6 +183,8 @@ impl Op {
             Self::Multi(_) => MULTI,
             Self::Get { .. } => GET,
             Self::Children { .. } => CHILDREN,
+            Self::Exists { .. } => EXISTS,
+            Self::RemoveWatches { .. } => REMOVE_WATCHES,
             Self::Sync { .. } => SYNC,
         }
     }
@@ -193,8 +216,14 @@ impl Op {
             Self::Get { path, watch } => {
                 message.bytes(path.as_bytes()).bool(*watch);
             }
-            Self::Children { path } => {
-                message.bytes(path.as_bytes()).bool(false);
+            Self::Children { path, watch } => {
+                message.bytes(path.as_bytes()).bool(*watch);
+            }
+            Self::Exists { path } => {
+                message.bytes(path.as_bytes()).bool(true);
+            }
+            Self::RemoveWatches { path } => {
+                message.bytes(path.as_bytes()).int(ANY_WATCHES);
             }
             Self::Sync { path } => {
                 message.bytes(path.as_bytes());
@@ -212,6 +241,11 @@ impl Op {
             }
             Self::Get { .. } => Reply::Data(reader.bytes()?.to_vec(), Stat::read(reader)?),
             Self::Children { .. } => Reply::Children(reader.strings()?, Stat::read(reader)?),
+            Self::Exists { .. } => {
+                Stat::read(reader)?;
+                Reply::Done
+            }
+            Self::RemoveWatches { .. } => Reply::Done,
             one => read_one(one.code(), reader)?,
         }))
     }

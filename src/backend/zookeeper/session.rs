@@ -45,7 +45,7 @@ pub(super) enum Signal {
     /// There is a connection, so that watches have to be set again. If the session is a new one, the ephemeral nodes of
     /// that before do not exist any more.
     Connected,
-    /// A node that is watched has been written,
+    /// A node that is watched has been created or written, or one of its children has been created or deleted,
     Changed(String),
     /// or deleted.
     Deleted(String),
@@ -483,12 +483,14 @@ fn all_failed(
 }
 
 fn read_event(reader: &mut Reader<'_>) -> Result<Option<Signal>, Malformed> {
+    const CREATED: i32 = 1;
     const DELETED: i32 = 2;
     const CHANGED: i32 = 3;
+    const CHILDREN: i32 = 4;
     let (kind, _state, path) = (reader.int()?, reader.int()?, reader.string()?);
     Ok(match kind {
         DELETED => Some(Signal::Deleted(path)),
-        CHANGED => Some(Signal::Changed(path)),
+        CREATED | CHANGED | CHILDREN => Some(Signal::Changed(path)),
         _ => None,
     })
 }

@@ -36,7 +36,7 @@ impl Shared {
         if !self.is_turn(now).await? {
             return Ok(());
         }
-        let replies = self.send_all(vec![Op::Children { path: root.clone() }]).await?.replies;
+        let replies = self.send_all(vec![Op::Children { path: root.clone(), watch: false }]).await?.replies;
         let Some(Ok(Reply::Children(names, _))) = replies.into_iter().next() else { return Ok(()) };
         let records: Vec<_> = names.into_iter().filter(|name| names::is_record(name)).collect();
         for some in records.chunks(TOGETHER) {
@@ -74,7 +74,8 @@ impl Shared {
 
     /// Removes a record and its children, unless a client uses it after all.
     async fn remove(&self, path: &str, record: &Record, now: u64) -> Result<(), Failure> {
-        let replies = self.send_all(vec![Op::Children { path: path.to_owned() }]).await?.replies;
+        let replies =
+            self.send_all(vec![Op::Children { path: path.to_owned(), watch: false }]).await?.replies;
         let Some(Ok(Reply::Children(nodes, _))) = replies.into_iter().next() else { return Ok(()) };
         let child = |node: &str| format!("{path}/{node}");
         let reads: Vec<_> = nodes.iter().map(|node| Op::Get { path: child(node), watch: false }).collect();

@@ -54,12 +54,12 @@ impl Nodes {
             }
             Op::Check { path, version } => self.at(path, *version).map(|_| Reply::Done),
             Op::Get { path, .. } => self.at(path, ANY).map(|(data, stat)| Reply::Data(data.clone(), *stat)),
-            Op::Children { path } => {
+            Op::Children { path, .. } => {
                 let stat = self.at(path, ANY)?.1;
                 let name = |child: &String| Some(child.strip_prefix(path)?.strip_prefix('/')?.to_owned());
                 Ok(Reply::Children(self.nodes.keys().filter_map(name).collect(), stat))
             }
-            Op::Multi(_) | Op::Sync { .. } => panic!("{op:?}"),
+            Op::Multi(_) | Op::Sync { .. } | Op::Exists { .. } | Op::RemoveWatches { .. } => panic!("{op:?}"),
         }
     }
 

@@ -98,7 +98,7 @@ pub(super) enum Mark {
 /// The requests that read a key. What is read of the children must not be older than the record: then a hold without a
 /// child has ended, or the record has been written meanwhile.
 pub(super) fn reads(path: &str) -> [Op; 2] {
-    [Op::Get { path: path.to_owned(), watch: false }, Op::Children { path: path.to_owned() }]
+    [Op::Get { path: path.to_owned(), watch: false }, Op::Children { path: path.to_owned(), watch: false }]
 }
 
 impl View {

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use tokio::sync::mpsc::UnboundedReceiver;
+use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender};
 use tokio::time::sleep;
 
 use super::Shared;
@@ -49,8 +49,16 @@ impl Shared {
     }
 
     /// Handles signals until the session has ended.
-    pub(super) async fn handle_signals(self: Arc<Self>, mut signals: UnboundedReceiver<Signal>) {
+    pub(super) async fn handle_signals(
+        self: Arc<Self>,
+        mut signals: UnboundedReceiver<Signal>,
+        of_elections: UnboundedSender<Signal>,
+    ) {
         while let Some(signal) = signals.recv().await {
+            if !self.observed.is_empty() {
+                // An error means that the session is about to end.
+                let _ = of_elections.send(signal.clone());
+            }
             let shared = Arc::clone(&self);
             match signal {
                 // What happened in between is found in the nodes.
