@@ -31,10 +31,12 @@ use crate::fence::FencingToken;
 #[cfg(any(feature = "etcd", feature = "zookeeper"))]
 mod diff;
 mod effects;
+#[cfg(all(any(test, fuzzing), feature = "all-stores"))]
+pub(super) mod fuzzing;
 #[cfg(feature = "_apart")]
 mod parts;
 mod party;
-#[cfg(all(test, any(feature = "etcd", feature = "zookeeper")))]
+#[cfg(any(all(test, any(feature = "etcd", feature = "zookeeper")), all(fuzzing, feature = "all-stores")))]
 pub(super) mod random;
 
 #[cfg(any(feature = "etcd", feature = "zookeeper"))]
@@ -55,6 +57,9 @@ pub(super) use party::Party;
 const STAGGER: u64 = 2_000;
 /// How many places are staggered; all behind them come together.
 const STAGGERED: usize = 250;
+
+/// Numbers fit into those of databases. No record reaches this one, not even in microseconds of time.
+const MAX_NUMBER: u64 = i64::MAX as u64;
 
 /// How many leases that were released by force are remembered: those that would have ended last.
 const MAX_REVOKED: usize = 64;
@@ -131,7 +136,7 @@ pub struct Ledger {
 
     // The fields below are not stored: they are derived from those above.
     places: HashMap<LeaseId, Ticket>,
-    permits_held: u32,
+    permits_held: u64,
     /// No hold and no place ends before this, and no lease that was released by force would have.
     next_end: u64,
 }
@@ -376,7 +381,7 @@ impl Ledger {
     ) -> Result<Inspection, BackendError> {
         self.check(resource, stamp)?;
         let holds = || self.holds.iter().filter(|(_, hold)| hold.ends > stamp.now);
-        let permits = holds().map(|(_, hold)| hold.permits).sum();
+        let permits = holds().map(|(_, hold)| hold.permits).fold(0, u32::saturating_add);
         let in_use = if self.kind.is_semaphore() { permits } else { holds().count().min(1) as u32 };
         let limit = self.limit.filter(|_| self.is_used(stamp)).map(|limit| limit.permits);
         if detail == Detail::Counts {
@@ -571,7 +576,7 @@ impl Ledger {
 
     fn free(&self) -> u32 {
         let limit = if self.kind.is_semaphore() { self.limit.map_or(0, |limit| limit.permits) } else { 1 };
-        limit.saturating_sub(self.permits_held)
+        u32::try_from(u64::from(limit).saturating_sub(self.permits_held)).unwrap_or(limit)
     }
 
     /// Whether a request without a place in the queue may be granted now. In a counting semaphore it overtakes nobody
@@ -630,13 +635,12 @@ impl Ledger {
     }
 
     fn hold(&mut self, lease: LeaseId, hold: Hold) {
-        // An owner that is admitted again takes no further permit.
-        if hold.party.owner.is_none() || self.holds.is_empty() {
-            self.permits_held += hold.permits;
-        }
         self.next_end = self.next_end.min(hold.ends);
         self.revoked.remove(&lease);
-        self.holds.insert(lease, hold);
+        let permits = u64::from(hold.permits);
+        let before = self.holds.insert(lease, hold).map_or(0, |before| u64::from(before.permits));
+        // All holds of a lock, which are those of one owner, share one permit.
+        self.permits_held = if self.kind.is_semaphore() { self.permits_held + permits - before } else { 1 };
     }
 
     /// Remembers that these holds were ended by force.
@@ -662,27 +666,44 @@ impl Ledger {
     /// is.
     fn shrink(&mut self, lease: LeaseId, keep: u32) -> bool {
         let Some(hold) = self.holds.get_mut(&lease) else { return false };
-        let surplus = hold.permits.saturating_sub(keep);
-        hold.permits -= surplus;
-        self.permits_held -= surplus;
+        if self.kind.is_semaphore() {
+            let surplus = hold.permits.saturating_sub(keep);
+            hold.permits -= surplus;
+            self.permits_held -= u64::from(surplus);
+        }
         true
     }
 
     /// Ends a hold. `false` if there is none.
     fn end(&mut self, lease: LeaseId) -> bool {
         let Some(hold) = self.holds.remove(&lease) else { return false };
-        if hold.party.owner.is_none() || self.holds.is_empty() {
-            self.permits_held -= hold.permits;
+        if self.kind.is_semaphore() {
+            self.permits_held -= u64::from(hold.permits);
+        } else if self.holds.is_empty() {
+            self.permits_held = 0;
         }
         true
+    }
+
+    /// Whether it can be what operations have left. If not, another program has written it, and what follows from it
+    /// could be anything: a number that is issued twice, or a second holder.
+    fn is_possible(&self) -> bool {
+        let is_once = self.places.len() == self.queue.len();
+        let is_either = self.places.keys().all(|lease| !self.holds.contains_key(lease));
+        let are_issued = self.holds.values().all(|hold| hold.token.get() <= self.last);
+        let mut owners = self.holds.values().map(|hold| hold.party.owner.as_ref());
+        let is_alone = self.kind.is_semaphore()
+            || self.holds.len() <= 1
+            || owners.next().flatten().is_some_and(|first| owners.all(|owner| owner == Some(first)));
+        is_once && is_either && is_alone && are_issued && self.last <= MAX_NUMBER
     }
 
     /// Computes the derived fields.
     fn derive(&mut self) {
         self.places = self.queue.iter().map(|(ticket, place)| (place.lease, *ticket)).collect();
-        let permits = self.holds.values().map(|hold| hold.permits).sum();
+        let permits = self.holds.values().map(|hold| u64::from(hold.permits)).sum();
         self.permits_held =
-            if self.kind.is_semaphore() { permits } else { u32::from(!self.holds.is_empty()) };
+            if self.kind.is_semaphore() { permits } else { u64::from(!self.holds.is_empty()) };
         let ends =
             self.holds.values().map(|hold| hold.ends).chain(self.queue.values().map(|place| place.ends));
         self.next_end = ends.chain(self.revoked.values().copied()).min().unwrap_or(u64::MAX);
@@ -762,7 +783,8 @@ fn read(text: &str) -> Option<Ledger> {
             let token = FencingToken::new(words.next()?.parse().ok()?);
             let ends = words.next()?.parse().ok()?;
             let since = words.next()?.parse().ok()?;
-            ledger.holds.insert(lease, Hold { permits, token, ends, since, party });
+            let hold = Hold { permits, token, ends, since, party };
+            ledger.holds.insert(lease, hold).is_none().then_some(())?;
         } else if let Some(revoked) = line.strip_prefix("r ") {
             let (lease, ends) = revoked.split_once(' ')?;
             ledger.revoked.insert(LeaseId::parse(lease)?, ends.parse().ok()?);
@@ -774,11 +796,13 @@ fn read(text: &str) -> Option<Ledger> {
             let permits = words.next()?.parse().ok()?;
             let tokens = words.next()?.parse().ok()?;
             let ends = words.next()?.parse().ok()?;
-            ledger.queue.insert(ticket, Place { lease, permits, tokens, ends, party });
+            let place = Place { lease, permits, tokens, ends, party };
+            ledger.queue.insert(ticket, place).is_none().then_some(())?;
         }
     }
     ledger.derive();
-    Some(ledger)
+    let are_issued = ledger.queue.last_key_value().is_none_or(|(last, _)| last.get() <= ledger.last);
+    (are_issued && ledger.is_possible()).then_some(ledger)
 }
 
 /// The first `count` words, and what follows them.

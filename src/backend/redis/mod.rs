@@ -49,6 +49,8 @@ mod credentials;
 mod descriptions;
 #[cfg(feature = "fred")]
 mod fred;
+#[cfg(all(any(test, fuzzing), feature = "all-stores"))]
+pub(super) mod fuzzing;
 mod keys;
 mod link;
 mod linker;

@@ -24,6 +24,8 @@ mod check;
 mod clock;
 mod exchange;
 mod failure;
+#[cfg(all(any(test, fuzzing), feature = "all-stores"))]
+pub(super) mod fuzzing;
 mod jute;
 mod link;
 mod list;
