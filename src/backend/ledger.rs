@@ -37,6 +37,7 @@ pub(super) mod fuzzing;
 mod parts;
 mod party;
 #[cfg(any(all(test, any(feature = "etcd", feature = "zookeeper")), all(fuzzing, feature = "all-stores")))]
+#[cfg_attr(fuzzing, allow(dead_code, reason = "only its numbers are used there"))]
 pub(super) mod random;
 
 #[cfg(any(feature = "etcd", feature = "zookeeper"))]
@@ -599,7 +600,7 @@ impl Ledger {
         effects.reads = effects.reads.max(Reads::EndsOfHolds);
         let ends = self.holds.values().map(|hold| hold.ends).min();
         let before = self.queue.range(..ticket).take(STAGGERED).count() as u64;
-        let wait = |ends: u64| ends.saturating_sub(stamp.now) + before * STAGGER;
+        let wait = |ends: u64| ends.saturating_sub(stamp.now).saturating_add(before * STAGGER);
         Answer::Queued(Queued::new(ticket, ends.map(|ends| Duration::from_micros(wait(ends))), self.limit))
     }
 
@@ -925,6 +926,39 @@ mod tests {
             Answer::Queued(queued) => queued.ticket,
             other => panic!("{other:?}"),
         }
+    }
+
+    #[test]
+    fn a_record_that_no_ledger_has_left_is_refused() {
+        let [one, two] = [(); 2].map(|()| LeaseId::next(Uuid::nil()));
+        for (kind, entries) in [
+            ("mutex 5 0 0 0", format!("h {one} 1 6 9 1")),
+            ("mutex 5 0 0 0", format!("q 6 {one} 1 1 9")),
+            ("mutex 9223372036854775808 0 0 0", format!("h {one} 1 5 9 1")),
+            ("mutex 5 0 0 0", format!("h {one} 1 4 9 1\nh {two} 1 5 9 1")),
+            ("mutex 5 0 0 0", format!("h {one} 1 4 9 1 owner=\"a\"\nh {two} 1 4 9 1 owner=\"b\"")),
+            ("counting 5 3 1 0", format!("h {one} 1 4 9 1\nh {one} 1 5 9 1")),
+            ("counting 5 3 1 0", format!("h {one} 1 4 9 1\nq 5 {one} 1 1 9")),
+            ("counting 5 3 1 0", format!("q 4 {one} 1 1 9\nq 5 {one} 1 1 9")),
+            ("counting 5 3 1 0", format!("q 4 {one} 1 1 9\nq 4 {two} 1 1 9")),
+        ] {
+            let text = format!("{FORM} {kind}\n{entries}");
+            let refusal = text.parse::<Ledger>().expect_err(&text);
+            assert!(matches!(refusal, BackendError::WrongType { .. }), "{text}: {refusal:?}");
+        }
+    }
+
+    #[test]
+    fn nothing_is_free_while_more_permits_are_held_than_can_be_counted() {
+        let mut site = Site::new(Kind::Counting, 2);
+        let [one, two] = [(); 2].map(|()| LeaseId::next(Uuid::nil()));
+        let holds = format!("h {one} 4294967295 4 9000000 1\nh {two} 2 5 9000000 1");
+        site.ledger = format!("{FORM} counting 5 2 1 9000000\n{holds}").parse().unwrap();
+        assert_eq!(site.inspect().in_use, u32::MAX);
+        site.queue(1);
+        let (lease, stamp) = (LeaseRef::new(one, site.resource.clone()), site.stamp());
+        assert_eq!(site.ledger.release(&lease, 0, stamp, &mut site.effects).unwrap(), Released::Held);
+        assert!(site.granted().is_empty(), "two are held still");
     }
 
     #[test]

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use super::jute::Reader;
 use super::link::read_handshake;
 use super::names::{self, ChildName};
-use super::op::{ANY, Mode, Op, Stat};
+use super::op::{ANY, Mode, Op, Reply, Stat};
 use super::session::read_event;
 use super::view::{Mark, Record, Seen, View, reads};
 use crate::backend::{Resource, ledger};
@@ -59,7 +59,10 @@ fn messages(bytes: &[u8]) {
     let create = Op::Create { path: path(), data: Vec::new(), mode: Mode::EphemeralSequential };
     let multi = Op::Multi(vec![set.clone(), Op::Delete { path: path(), version: ANY }]);
     for op in [set, create, multi, Op::Sync { path: path() }].iter().chain(&reads(PATH)) {
-        drop(op.read(&mut Reader(bytes)));
+        let reply = op.read(&mut Reader(bytes));
+        if let (Op::Multi(ops), Ok(Ok(Reply::All(replies)))) = (op, reply) {
+            assert_eq!(replies.len(), ops.len(), "what has no reply was not done");
+        }
     }
     drop(read_event(&mut Reader(bytes)));
     if let Ok(Some(identity)) = read_handshake(bytes) {
