@@ -6,3 +6,4 @@ cd "$(dirname "$0")/.."
 scripts/deny.sh
 scripts/book.sh
 scripts/semver.sh
+scripts/fuzz.sh

@@ -126,6 +126,9 @@ mod ticket;
 #[cfg(feature = "tower")]
 pub mod tower;
 
+#[cfg(all(any(test, fuzzing), feature = "all-stores"))]
+#[doc(hidden)]
+pub use backend::fuzzing;
 pub use backend::memory::MemoryBackend;
 pub use backend::state::{Finding, NodeState, Severity, Status, StoreState};
 #[cfg(any(feature = "_records", feature = "_redis"))]

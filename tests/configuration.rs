@@ -9,6 +9,9 @@ use serde::Serialize;
 use serde::de::DeserializeOwned;
 use serde_json::json;
 
+#[path = "../fuzz/configuration.rs"]
+mod fuzzed;
+
 /// A client with the options that a file has, which are read as they are with TOML.
 fn client(text: &str) -> Client {
     toml::from_str::<ClientBuilder>(text).expect("valid").connect_lazy().expect("in memory")
@@ -180,5 +183,17 @@ fn a_password_is_not_repeated() {
             assert!(matches!(error, Error::InvalidArgument { argument: "url", .. }), "{error:?}");
             assert!(!format!("{error} {error:?}").contains("hunter2"), "{error:?}");
         }
+    }
+}
+
+/// What `cargo fuzz` begins with, and each beginning of it.
+#[test]
+fn a_file_may_contain_anything() {
+    let corpus = concat!(env!("CARGO_MANIFEST_DIR"), "/fuzz/corpus/configuration");
+    let files: Vec<_> = std::fs::read_dir(corpus).expect("it is there").collect();
+    assert!(files.len() >= 5, "{} files", files.len());
+    for file in files {
+        let bytes = std::fs::read(file.expect("readable").path()).expect("readable");
+        (0..=bytes.len()).for_each(|end| fuzzed::configuration(&bytes[..end]));
     }
 }

@@ -118,6 +118,12 @@ pub(crate) fn connect_lazy_fail_fast(url: &str, label: Option<&str>) -> Result<A
     Ok(Arc::new(FailFast::new(connect_lazy(url, label)?)))
 }
 
+/// Whether the scheme is that of a store.
+#[cfg(all(any(test, fuzzing), feature = "all-stores"))]
+pub(super) fn check(url: &str) -> Result<(), Error> {
+    Store::of(url).map(drop)
+}
+
 impl Store {
     /// Errors never repeat the URL, because it may contain a password.
     fn of(url: &str) -> Result<Self, Error> {

@@ -76,11 +76,9 @@ impl LeaseId {
     #[must_use]
     pub fn parse(text: &str) -> Option<Self> {
         let (client, sequence) = text.split_once('.')?;
-        // `Uuid` reads several spellings; only the hyphenated one is ours.
-        if client.len() != uuid::fmt::Hyphenated::LENGTH {
-            return None;
-        }
-        Some(Self { client: client.parse().ok()?, sequence: sequence.parse().ok()? })
+        let id = Self { client: client.parse().ok()?, sequence: sequence.parse().ok()? };
+        // Uuids and numbers have several spellings; stores compare texts, so only ours is an id.
+        (id.text(&mut [0; Self::MAX_LENGTH]) == text.as_bytes()).then_some(id)
     }
 }
 
@@ -124,6 +122,9 @@ mod tests {
             "x.1",
             "-.",
             "0bd7ff6ea7e311f0a9dd0242ac120002.7",
+            "0BD7FF6E-A7E3-11F0-A9DD-0242AC120002.7",
+            "0bd7ff6e-a7e3-11f0-a9dd-0242ac120002.07",
+            "0bd7ff6e-a7e3-11f0-a9dd-0242ac120002.+7",
         ] {
             assert_eq!(LeaseId::parse(foreign), None, "{foreign}");
         }

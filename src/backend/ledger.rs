@@ -31,10 +31,13 @@ use crate::fence::FencingToken;
 #[cfg(any(feature = "etcd", feature = "zookeeper"))]
 mod diff;
 mod effects;
+#[cfg(all(any(test, fuzzing), feature = "all-stores"))]
+pub(super) mod fuzzing;
 #[cfg(feature = "_apart")]
 mod parts;
 mod party;
-#[cfg(all(test, any(feature = "etcd", feature = "zookeeper")))]
+#[cfg(any(all(test, any(feature = "etcd", feature = "zookeeper")), all(fuzzing, feature = "all-stores")))]
+#[cfg_attr(fuzzing, allow(dead_code, reason = "only its numbers are used there"))]
 pub(super) mod random;
 
 #[cfg(any(feature = "etcd", feature = "zookeeper"))]
@@ -55,6 +58,9 @@ pub(super) use party::Party;
 const STAGGER: u64 = 2_000;
 /// How many places are staggered; all behind them come together.
 const STAGGERED: usize = 250;
+
+/// Numbers fit into those of databases. No record reaches this one, not even in microseconds of time.
+const MAX_NUMBER: u64 = i64::MAX as u64;
 
 /// How many leases that were released by force are remembered: those that would have ended last.
 const MAX_REVOKED: usize = 64;
@@ -131,7 +137,7 @@ pub struct Ledger {
 
     // The fields below are not stored: they are derived from those above.
     places: HashMap<LeaseId, Ticket>,
-    permits_held: u32,
+    permits_held: u64,
     /// No hold and no place ends before this, and no lease that was released by force would have.
     next_end: u64,
 }
@@ -376,7 +382,7 @@ impl Ledger {
     ) -> Result<Inspection, BackendError> {
         self.check(resource, stamp)?;
         let holds = || self.holds.iter().filter(|(_, hold)| hold.ends > stamp.now);
-        let permits = holds().map(|(_, hold)| hold.permits).sum();
+        let permits = holds().map(|(_, hold)| hold.permits).fold(0, u32::saturating_add);
         let in_use = if self.kind.is_semaphore() { permits } else { holds().count().min(1) as u32 };
         let limit = self.limit.filter(|_| self.is_used(stamp)).map(|limit| limit.permits);
         if detail == Detail::Counts {
@@ -577,7 +583,7 @@ impl Ledger {
 
     fn free(&self) -> u32 {
         let limit = if self.kind.is_semaphore() { self.limit.map_or(0, |limit| limit.permits) } else { 1 };
-        limit.saturating_sub(self.permits_held)
+        u32::try_from(u64::from(limit).saturating_sub(self.permits_held)).unwrap_or(limit)
     }
 
     /// Whether a request without a place in the queue may be granted now. In a counting semaphore it overtakes nobody
@@ -600,7 +606,7 @@ impl Ledger {
         effects.reads = effects.reads.max(Reads::EndsOfHolds);
         let ends = self.holds.values().map(|hold| hold.ends).min();
         let before = self.queue.range(..ticket).take(STAGGERED).count() as u64;
-        let wait = |ends: u64| ends.saturating_sub(stamp.now) + before * STAGGER;
+        let wait = |ends: u64| ends.saturating_sub(stamp.now).saturating_add(before * STAGGER);
         Answer::Queued(Queued::new(ticket, ends.map(|ends| Duration::from_micros(wait(ends))), self.limit))
     }
 
@@ -636,13 +642,12 @@ impl Ledger {
     }
 
     fn hold(&mut self, lease: LeaseId, hold: Hold) {
-        // An owner that is admitted again takes no further permit.
-        if hold.party.owner.is_none() || self.holds.is_empty() {
-            self.permits_held += hold.permits;
-        }
         self.next_end = self.next_end.min(hold.ends);
         self.revoked.remove(&lease);
-        self.holds.insert(lease, hold);
+        let permits = u64::from(hold.permits);
+        let before = self.holds.insert(lease, hold).map_or(0, |before| u64::from(before.permits));
+        // All holds of a lock, which are those of one owner, share one permit.
+        self.permits_held = if self.kind.is_semaphore() { self.permits_held + permits - before } else { 1 };
     }
 
     /// Remembers that these holds were ended by force.
@@ -668,27 +673,44 @@ impl Ledger {
     /// is.
     fn shrink(&mut self, lease: LeaseId, keep: u32) -> bool {
         let Some(hold) = self.holds.get_mut(&lease) else { return false };
-        let surplus = hold.permits.saturating_sub(keep);
-        hold.permits -= surplus;
-        self.permits_held -= surplus;
+        if self.kind.is_semaphore() {
+            let surplus = hold.permits.saturating_sub(keep);
+            hold.permits -= surplus;
+            self.permits_held -= u64::from(surplus);
+        }
         true
     }
 
     /// Ends a hold. `false` if there is none.
     fn end(&mut self, lease: LeaseId) -> bool {
         let Some(hold) = self.holds.remove(&lease) else { return false };
-        if hold.party.owner.is_none() || self.holds.is_empty() {
-            self.permits_held -= hold.permits;
+        if self.kind.is_semaphore() {
+            self.permits_held -= u64::from(hold.permits);
+        } else if self.holds.is_empty() {
+            self.permits_held = 0;
         }
         true
+    }
+
+    /// Whether it can be what operations have left. If not, another program has written it, and what follows from it
+    /// could be anything: a number that is issued twice, or a second holder.
+    fn is_possible(&self) -> bool {
+        let is_once = self.places.len() == self.queue.len();
+        let is_either = self.places.keys().all(|lease| !self.holds.contains_key(lease));
+        let are_issued = self.holds.values().all(|hold| hold.token.get() <= self.last);
+        let mut owners = self.holds.values().map(|hold| hold.party.owner.as_ref());
+        let is_alone = self.kind.is_semaphore()
+            || self.holds.len() <= 1
+            || owners.next().flatten().is_some_and(|first| owners.all(|owner| owner == Some(first)));
+        is_once && is_either && is_alone && are_issued && self.last <= MAX_NUMBER
     }
 
     /// Computes the derived fields.
     fn derive(&mut self) {
         self.places = self.queue.iter().map(|(ticket, place)| (place.lease, *ticket)).collect();
-        let permits = self.holds.values().map(|hold| hold.permits).sum();
+        let permits = self.holds.values().map(|hold| u64::from(hold.permits)).sum();
         self.permits_held =
-            if self.kind.is_semaphore() { permits } else { u32::from(!self.holds.is_empty()) };
+            if self.kind.is_semaphore() { permits } else { u64::from(!self.holds.is_empty()) };
         let ends =
             self.holds.values().map(|hold| hold.ends).chain(self.queue.values().map(|place| place.ends));
         self.next_end = ends.chain(self.revoked.values().copied()).min().unwrap_or(u64::MAX);
@@ -768,7 +790,8 @@ fn read(text: &str) -> Option<Ledger> {
             let token = FencingToken::new(words.next()?.parse().ok()?);
             let ends = words.next()?.parse().ok()?;
             let since = words.next()?.parse().ok()?;
-            ledger.holds.insert(lease, Hold { permits, token, ends, since, party });
+            let hold = Hold { permits, token, ends, since, party };
+            ledger.holds.insert(lease, hold).is_none().then_some(())?;
         } else if let Some(revoked) = line.strip_prefix("r ") {
             let (lease, ends) = revoked.split_once(' ')?;
             ledger.revoked.insert(LeaseId::parse(lease)?, ends.parse().ok()?);
@@ -780,11 +803,13 @@ fn read(text: &str) -> Option<Ledger> {
             let permits = words.next()?.parse().ok()?;
             let tokens = words.next()?.parse().ok()?;
             let ends = words.next()?.parse().ok()?;
-            ledger.queue.insert(ticket, Place { lease, permits, tokens, ends, party });
+            let place = Place { lease, permits, tokens, ends, party };
+            ledger.queue.insert(ticket, place).is_none().then_some(())?;
         }
     }
     ledger.derive();
-    Some(ledger)
+    let are_issued = ledger.queue.last_key_value().is_none_or(|(last, _)| last.get() <= ledger.last);
+    (are_issued && ledger.is_possible()).then_some(ledger)
 }
 
 /// The first `count` words, and what follows them.
@@ -907,6 +932,39 @@ mod tests {
             Answer::Queued(queued) => queued.ticket,
             other => panic!("{other:?}"),
         }
+    }
+
+    #[test]
+    fn a_record_that_no_ledger_has_left_is_refused() {
+        let [one, two] = [(); 2].map(|()| LeaseId::next(Uuid::nil()));
+        for (kind, entries) in [
+            ("mutex 5 0 0 0", format!("h {one} 1 6 9 1")),
+            ("mutex 5 0 0 0", format!("q 6 {one} 1 1 9")),
+            ("mutex 9223372036854775808 0 0 0", format!("h {one} 1 5 9 1")),
+            ("mutex 5 0 0 0", format!("h {one} 1 4 9 1\nh {two} 1 5 9 1")),
+            ("mutex 5 0 0 0", format!("h {one} 1 4 9 1 owner=\"a\"\nh {two} 1 4 9 1 owner=\"b\"")),
+            ("counting 5 3 1 0", format!("h {one} 1 4 9 1\nh {one} 1 5 9 1")),
+            ("counting 5 3 1 0", format!("h {one} 1 4 9 1\nq 5 {one} 1 1 9")),
+            ("counting 5 3 1 0", format!("q 4 {one} 1 1 9\nq 5 {one} 1 1 9")),
+            ("counting 5 3 1 0", format!("q 4 {one} 1 1 9\nq 4 {two} 1 1 9")),
+        ] {
+            let text = format!("{FORM} {kind}\n{entries}");
+            let refusal = text.parse::<Ledger>().expect_err(&text);
+            assert!(matches!(refusal, BackendError::WrongType { .. }), "{text}: {refusal:?}");
+        }
+    }
+
+    #[test]
+    fn nothing_is_free_while_more_permits_are_held_than_can_be_counted() {
+        let mut site = Site::new(Kind::Counting, 2);
+        let [one, two] = [(); 2].map(|()| LeaseId::next(Uuid::nil()));
+        let holds = format!("h {one} 4294967295 4 9000000 1\nh {two} 2 5 9000000 1");
+        site.ledger = format!("{FORM} counting 5 2 1 9000000\n{holds}").parse().unwrap();
+        assert_eq!(site.inspect().in_use, u32::MAX);
+        site.queue(1);
+        let (lease, stamp) = (LeaseRef::new(one, site.resource.clone()), site.stamp());
+        assert_eq!(site.ledger.release(&lease, 0, stamp, &mut site.effects).unwrap(), Released::Held);
+        assert!(site.granted().is_empty(), "two are held still");
     }
 
     #[test]

@@ -73,6 +73,8 @@ pub(crate) mod etcd;
 mod event_sender;
 mod event_text;
 mod fail_fast;
+#[cfg(all(any(test, fuzzing), feature = "all-stores"))]
+pub mod fuzzing;
 #[cfg(any(feature = "mysql", feature = "postgres", feature = "sqlite"))]
 mod key_pages;
 mod lease_id;

@@ -143,7 +143,10 @@ impl KeysOf {
             Some(LIMIT) => Part::Limit,
             Some(other) => {
                 let lease = other.strip_prefix(LEASE).and_then(|lease| std::str::from_utf8(lease).ok());
-                lease.and_then(|id| i64::from_str_radix(id, 16).ok()).map_or(Part::Foreign, Part::Lease)
+                let lease = lease.and_then(|id| u64::from_str_radix(id, 16).ok()).map(u64::cast_signed);
+                // Numbers have several spellings; this key may be written, too.
+                let lease = lease.filter(|lease| self.lease(*lease) == kv.key);
+                lease.map_or(Part::Foreign, Part::Lease)
             }
             None => Part::Foreign,
         }

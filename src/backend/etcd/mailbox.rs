@@ -155,7 +155,7 @@ impl Mailbox {
             let is_possible = seen.next == 0 || seen.is_before(&header);
             if is_possible && response.created && !response.canceled {
                 if seen.next == 0 {
-                    *seen = Seen { cluster: header.cluster_id, next: header.revision + 1 };
+                    *seen = Seen { cluster: header.cluster_id, next: header.revision.saturating_add(1) };
                     self.send(Event::Resync);
                 }
                 return Ok(Watch { changes, _open: open });
@@ -183,7 +183,7 @@ impl Mailbox {
         }
         for WatchEvent { kind, kv } in response.events {
             let Some(kv) = kv else { continue };
-            seen.next = seen.next.max(kv.mod_revision + 1);
+            seen.next = seen.next.max(kv.mod_revision.saturating_add(1));
             if kind == i32::from(EventType::Put) {
                 self.read(&kv, client);
             }
@@ -225,7 +225,7 @@ impl Mailbox {
 impl Seen {
     /// Whether a cluster in this state can have what is to be seen next.
     const fn is_before(&self, header: &Header) -> bool {
-        self.cluster == header.cluster_id && self.next <= header.revision + 1
+        self.cluster == header.cluster_id && self.next <= header.revision.saturating_add(1)
     }
 }
 

@@ -30,6 +30,8 @@ mod connection;
 mod driver;
 mod exchange;
 mod failure;
+#[cfg(all(any(test, fuzzing), feature = "all-stores"))]
+pub(super) mod fuzzing;
 mod keep_alive;
 mod keys;
 mod leases;

@@ -164,7 +164,8 @@ impl View {
             // A place may have been created since the limit lapsed; that does not put the limit back in force.
             head.lapse();
         }
-        Ok(head.with(entries, if self.limit.is_some() { NOW + 1 } else { 0 }))
+        let ledger = head.with(entries, if self.limit.is_some() { NOW + 1 } else { 0 });
+        ledger.ok_or_else(|| unreadable("record"))
     }
 
     /// How many places are before the first one of this client.
@@ -183,7 +184,7 @@ impl View {
 
     pub(super) fn stamp(&self) -> Stamp {
         let revision = u64::try_from(self.revision).unwrap_or(0);
-        Stamp::new(NOW, NOW, revision * NUMBERS_PER_REVISION)
+        Stamp::new(NOW, NOW, revision.saturating_mul(NUMBERS_PER_REVISION))
     }
 }
 
@@ -218,14 +219,15 @@ impl Stored {
     pub(super) fn ticket(&self) -> Option<Ticket> {
         let What::Place { index, .. } = self.value.what else { return None };
         let created = u64::try_from(self.created).unwrap_or(0);
-        Some(Ticket::new(created * PLACES_PER_REVISION + u64::from(index) % PLACES_PER_REVISION))
+        let first = created.saturating_mul(PLACES_PER_REVISION);
+        Some(Ticket::new(first.saturating_add(u64::from(index) % PLACES_PER_REVISION)))
     }
 }
 
 /// The end of something that lasts for this long. Never a whole number of seconds from now, so that it differs from the
 /// end of a lease that begins now.
 fn ends(left: Duration) -> u64 {
-    NOW + (u64::try_from(left.as_micros()).unwrap_or(u64::MAX / 2) | 1)
+    NOW + (u64::try_from(left.as_micros()).unwrap_or(u64::MAX).min(u64::MAX / 2) | 1)
 }
 
 /// When something began, by the times of a view, that is stored as the time of day. 0 if that is not known.

@@ -62,8 +62,8 @@ impl Ledger {
         format!("{FORM} {} {} {permits} {version} 0", self.kind.as_str(), self.last)
     }
 
-    /// The same with these holds and places as well, and a limit that lapses then.
-    pub(in crate::backend) fn with(self, entries: impl Iterator<Item = Entry>, lapses: u64) -> Self {
+    /// The same with these holds and places as well, and a limit that lapses then. `None` if that is nothing that can be.
+    pub(in crate::backend) fn with(self, entries: impl Iterator<Item = Entry>, lapses: u64) -> Option<Self> {
         let mut ledger = Self { lapses, ..self };
         for Entry { lease, permits, party, ends, kind } in entries {
             match kind {
@@ -79,7 +79,7 @@ impl Ledger {
             }
         }
         ledger.derive();
-        ledger
+        ledger.is_possible().then_some(ledger)
     }
 
     /// The holds, the places in order, and the leases that were released by force.
@@ -117,9 +117,12 @@ impl Ledger {
         self.free() == 0 && !self.holds.is_empty()
     }
 
-    /// Puts a place into the queue.
+    /// Puts a place into the queue, unless the lease has one.
     pub(in crate::backend) fn put_place(&mut self, ticket: Ticket, request: &Request, ends: u64) {
         let Request { lease, claim, tokens, .. } = request;
+        if self.places.contains_key(&lease.id) || self.queue.contains_key(&ticket) {
+            return;
+        }
         let (permits, party) = (claim.permits(), Party::of(request));
         self.next_end = self.next_end.min(ends);
         self.places.insert(lease.id, ticket);

@@ -105,3 +105,10 @@ impl PostgresBackend {
         url::parse(url)
     }
 }
+
+/// A notification comes back as it was sent.
+#[cfg(all(any(test, fuzzing), feature = "all-stores"))]
+pub(super) fn fuzzed(text: &str) {
+    assert_eq!(text::unescape(&text::escape(text)), text);
+    drop(text::unescape(text));
+}

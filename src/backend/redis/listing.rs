@@ -184,7 +184,7 @@ fn resource_at(key: &str, prefixes: &[&str]) -> Option<Box<str>> {
 }
 
 /// An answer of `list.lua`.
-fn read_listed(key: &str, answer: &Value, now: &Value) -> Option<Listed> {
+pub(super) fn read_listed(key: &str, answer: &Value, now: &Value) -> Option<Listed> {
     let (what, parts) = answer.as_list().split_first()?;
     let (kind, holders, waiters) = match (what.as_str()?, parts) {
         (A_LOCK, [value, remaining, waiters, holds]) => {

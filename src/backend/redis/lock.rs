@@ -114,7 +114,7 @@ fn read_was_held(answer: &Value, done: i64) -> Option<bool> {
     }
 }
 
-fn read_answer(answer: &Value) -> Option<Answer> {
+pub(super) fn read_answer(answer: &Value) -> Option<Answer> {
     match answer {
         Value::Integer(BUSY) => Some(Answer::Busy { limit: None }),
         Value::List(parts) => match &parts[..] {
@@ -135,7 +135,7 @@ fn read_value(value: &str) -> Option<(&str, FencingToken, Option<&str>)> {
     Some((id, FencingToken::new(token.parse().ok()?), owner))
 }
 
-fn read_inspection(parts: &[Value], detail: Detail) -> Option<Inspection> {
+pub(super) fn read_inspection(parts: &[Value], detail: Detail) -> Option<Inspection> {
     let [value, remaining, waiters, holds, now] = parts else { return None };
     let Some(value) = value.as_bytes() else {
         return inspection(Vec::new(), waiters, None, 0);

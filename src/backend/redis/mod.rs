@@ -52,6 +52,8 @@ mod descriptions;
 mod elections;
 #[cfg(feature = "fred")]
 mod fred;
+#[cfg(all(any(test, fuzzing), feature = "all-stores"))]
+pub(super) mod fuzzing;
 mod keys;
 mod link;
 mod linker;

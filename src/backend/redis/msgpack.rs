@@ -8,6 +8,11 @@ use rmp::decode::{RmpRead, read_marker};
 
 use super::value::Value;
 
+/// More than most answers have.
+const USUAL_ITEMS: usize = 256;
+/// How deep lists may be nested: as deep as `cmsgpack` packs them.
+const DEEPEST: u32 = 16;
+
 pub(super) const FALSE: u8 = 0xc2;
 pub(super) const TRUE: u8 = 0xc3;
 
@@ -35,7 +40,7 @@ pub(super) fn header_of_text(bytes: usize) -> ([u8; 5], usize) {
 /// Reads a list, whose texts share the memory of `packed`. `None` if it is none.
 pub(super) fn unpack_list(packed: &Bytes) -> Option<Vec<Value>> {
     let mut rest = &packed[..];
-    match unpack(packed, &mut rest)? {
+    match unpack(packed, &mut rest, DEEPEST)? {
         Value::List(items) if rest.is_empty() => Some(items),
         _ => None,
     }
@@ -44,16 +49,16 @@ pub(super) fn unpack_list(packed: &Bytes) -> Option<Vec<Value>> {
 /// Reads texts that [`pack_text`] has packed, one after another.
 pub(super) fn unpack_texts(packed: &Bytes) -> Vec<Bytes> {
     let mut rest = &packed[..];
-    let text = || match unpack(packed, &mut rest) {
+    let text = || match unpack(packed, &mut rest, 0) {
         Some(Value::Text(text)) => Some(text),
         _ => None,
     };
     iter::from_fn(text).collect()
 }
 
-/// Reads the value at the start of `rest`, which is the end of `packed`. Fractions are cut off, as in answers without
-/// MessagePack.
-fn unpack(packed: &Bytes, rest: &mut &[u8]) -> Option<Value> {
+/// Reads the value at the start of `rest`, which is the end of `packed`, with lists nested up to `depth`. Fractions are
+/// cut off, as in answers without MessagePack.
+fn unpack(packed: &Bytes, rest: &mut &[u8], depth: u32) -> Option<Value> {
     let length = match read_marker(rest).ok()? {
         Marker::FixPos(number) => return Some(Value::Integer(number.into())),
         Marker::FixNeg(number) => return Some(Value::Integer(number.into())),
@@ -69,9 +74,9 @@ fn unpack(packed: &Bytes, rest: &mut &[u8]) -> Option<Value> {
         Marker::F64 => return rest.read_data_f64().ok().map(|number| Value::Integer(number as i64)),
         Marker::Null | Marker::False => return Some(Value::Nil),
         Marker::True => return Some(Value::Integer(1)),
-        Marker::FixArray(length) => return unpack_items(length.into(), packed, rest),
-        Marker::Array16 => return unpack_items(rest.read_data_u16().ok()?.into(), packed, rest),
-        Marker::Array32 => return unpack_items(rest.read_data_u32().ok()?, packed, rest),
+        Marker::FixArray(length) => return unpack_items(length.into(), packed, rest, depth),
+        Marker::Array16 => return unpack_items(rest.read_data_u16().ok()?.into(), packed, rest, depth),
+        Marker::Array32 => return unpack_items(rest.read_data_u32().ok()?, packed, rest, depth),
         Marker::FixStr(length) => length.into(),
         Marker::Str8 => rest.read_data_u8().ok()?.into(),
         Marker::Str16 => rest.read_data_u16().ok()?.into(),
@@ -85,11 +90,12 @@ fn unpack(packed: &Bytes, rest: &mut &[u8]) -> Option<Value> {
     Some(Value::Text(text))
 }
 
-fn unpack_items(length: u32, packed: &Bytes, rest: &mut &[u8]) -> Option<Value> {
-    // Every item has a byte at least.
-    let mut items = Vec::with_capacity((length as usize).min(rest.len()));
+fn unpack_items(length: u32, packed: &Bytes, rest: &mut &[u8], depth: u32) -> Option<Value> {
+    let depth = depth.checked_sub(1)?;
+    // Every item has a byte at least. What is claimed and not there costs no memory.
+    let mut items = Vec::with_capacity((length as usize).min(rest.len()).min(USUAL_ITEMS));
     for _ in 0..length {
-        items.push(unpack(packed, rest)?);
+        items.push(unpack(packed, rest, depth)?);
     }
     Some(Value::List(items))
 }
@@ -140,6 +146,8 @@ mod tests {
             &[0x91, 0xa2, b'a'],
             &[0x91, 0x01, 0x01],
             &[0xdd, 0xff, 0xff, 0xff, 0xff],
+            // It would take all of the stack.
+            &[0x91; 100_000],
         ] {
             assert_eq!(list(nonsense), None, "{nonsense:?}");
         }

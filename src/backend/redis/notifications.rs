@@ -182,7 +182,7 @@ impl Notifications {
         self.listener.lock().events.send(event);
     }
 
-    fn read(&self, message: &str) -> Option<Event> {
+    pub(super) fn read(&self, message: &str) -> Option<Event> {
         let is_ours = |lease: LeaseId| lease.client() == self.client;
         let event = read(message).filter(|event| event.lease().is_none_or(is_ours));
         match &event {

@@ -57,13 +57,18 @@ pub(super) fn read_queued(
 
 /// "Granted", from the token.
 pub(super) fn read_granted(token: &Value, limit: Option<Limit>) -> Option<Answer> {
-    Some(Answer::Granted(Grant::new(read_token(token)?, limit)))
+    Some(Answer::Granted(Grant::new(issued(token)?, limit)))
+}
+
+/// The token of a grant. None is 0, whatever the form of the answer.
+fn issued(token: &Value) -> Option<FencingToken> {
+    read_token(token).filter(|token| token.get() > 0)
 }
 
 /// "Granted before", from the token and the time until the lease ends, which is zero if it has ended by now.
 pub(super) fn read_held(token: &Value, remaining: &Value, limit: Option<Limit>) -> Option<Answer> {
     let remaining = from_millis(remaining).unwrap_or_default();
-    Some(Answer::Granted(Grant::new(read_token(token)?, limit).lasting(remaining)))
+    Some(Answer::Granted(Grant::new(issued(token)?, limit).lasting(remaining)))
 }
 
 pub(super) fn read_renewal(answer: &Value) -> Option<Renewal> {

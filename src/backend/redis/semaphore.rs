@@ -76,7 +76,11 @@ fn about(script: &'static Script, lease: &LeaseRef) -> Operation {
 }
 
 /// The answer, or why the request is invalid.
-fn read_answer(answer: &[Value], permits: u32, stated: Limit) -> Option<Result<Answer, BackendError>> {
+pub(super) fn read_answer(
+    answer: &[Value],
+    permits: u32,
+    stated: Limit,
+) -> Option<Result<Answer, BackendError>> {
     let [said, in_force, rest @ ..] = answer else { return None };
     let (said, in_force) = (said.as_str()?, read_number(in_force)?);
     let answer = match (said, rest) {
@@ -97,7 +101,7 @@ fn read_answer(answer: &[Value], permits: u32, stated: Limit) -> Option<Result<A
     Some(answer)
 }
 
-fn read_inspection(parts: &[Value]) -> Option<Inspection> {
+pub(super) fn read_inspection(parts: &[Value]) -> Option<Inspection> {
     let [limit, in_use, waiters, holders, now] = parts else { return None };
     let holders = read_holders(holders, now).collect::<Option<_>>()?;
     inspection(holders, waiters, read_number(limit), read_number(in_use)?)

@@ -154,7 +154,7 @@ fn handshake(settings: &Settings, identity: Option<&Identity>, last_zxid: i64) -
 }
 
 /// `None` if the session has expired.
-fn read_handshake(reply: &[u8]) -> Result<Option<Identity>, Malformed> {
+pub(super) fn read_handshake(reply: &[u8]) -> Result<Option<Identity>, Malformed> {
     let mut reader = Reader(reply);
     let (_protocol, timeout, id) = (reader.int()?, reader.int()?, reader.long()?);
     let password = reader.bytes()?.to_vec();

@@ -27,6 +27,8 @@ mod clock;
 mod elections;
 mod exchange;
 mod failure;
+#[cfg(all(any(test, fuzzing), feature = "all-stores"))]
+pub(super) mod fuzzing;
 mod jute;
 mod link;
 mod list;

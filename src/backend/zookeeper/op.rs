@@ -234,7 +234,7 @@ impl Op {
     /// Reads the reply that follows its header.
     pub(super) fn read(&self, reader: &mut Reader<'_>) -> Result<Result<Reply, Code>, Malformed> {
         Ok(Ok(match self {
-            Self::Multi(_) => return read_multi(reader),
+            Self::Multi(ops) => return read_multi(ops.len(), reader),
             Self::Sync { .. } => {
                 reader.bytes()?;
                 Reply::Done
@@ -272,7 +272,7 @@ fn read_one(code: i32, reader: &mut Reader<'_>) -> Result<Reply, Malformed> {
 }
 
 /// Either all have succeeded, or there is an error for each; that of those that did not fail themselves says so.
-fn read_multi(reader: &mut Reader<'_>) -> Result<Result<Reply, Code>, Malformed> {
+fn read_multi(ops: usize, reader: &mut Reader<'_>) -> Result<Result<Reply, Code>, Malformed> {
     let (mut replies, mut failed) = (Vec::new(), None);
     loop {
         let (code, is_end, _) = (reader.int()?, reader.bool()?, reader.int()?);
@@ -288,7 +288,11 @@ fn read_multi(reader: &mut Reader<'_>) -> Result<Result<Reply, Code>, Malformed>
             replies.push(read_one(code, reader)?);
         }
     }
-    Ok(failed.map_or(Ok(Reply::All(replies)), Err))
+    match failed {
+        Some(code) => Ok(Err(code)),
+        None if replies.len() == ops => Ok(Ok(Reply::All(replies))),
+        None => Err(Malformed),
+    }
 }
 
 impl Stat {

@@ -482,7 +482,7 @@ fn all_failed(
     Failure { why, ..most.unwrap_or_else(|| Failure::timed_out(limit)) }
 }
 
-fn read_event(reader: &mut Reader<'_>) -> Result<Option<Signal>, Malformed> {
+pub(super) fn read_event(reader: &mut Reader<'_>) -> Result<Option<Signal>, Malformed> {
     const CREATED: i32 = 1;
     const DELETED: i32 = 2;
     const CHANGED: i32 = 3;

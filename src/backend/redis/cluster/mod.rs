@@ -17,5 +17,7 @@ mod slots;
 mod transports;
 
 pub(super) use nodes::{Nodes, stay_up_to_date};
+#[cfg(all(any(test, fuzzing), feature = "all-stores"))]
+pub(super) use slots::Map;
 pub(super) use slots::{Slots, ToAnyNode};
 pub(super) use transports::SlotTransports;

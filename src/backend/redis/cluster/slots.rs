@@ -41,7 +41,7 @@ pub(in super::super) struct Map {
 
 impl Map {
     /// Reads an answer to CLUSTER SLOTS, which was given by `node`. `None` if it is none.
-    pub(super) fn read(answer: &Value, node: &Server) -> Option<Self> {
+    pub(in super::super) fn read(answer: &Value, node: &Server) -> Option<Self> {
         let mut map = Self { primaries: Vec::new(), by_slot: vec![None; usize::from(SLOTS)] };
         for range in answer.as_list() {
             let [first, last, primary, ..] = range.as_list() else { return None };
@@ -66,7 +66,7 @@ impl Map {
     }
 
     /// The node that serves a slot; if none does, another one, which will say so.
-    pub(super) fn node(&self, slot: u16) -> Option<&Server> {
+    pub(in super::super) fn node(&self, slot: u16) -> Option<&Server> {
         let index = self.by_slot.get(usize::from(slot)).copied().flatten();
         self.primaries.get(usize::from(index.unwrap_or_default()))
     }
