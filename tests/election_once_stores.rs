@@ -344,9 +344,10 @@ async fn on_etcd_changes_are_pushed_to_observers() {
     };
     observing.sees_a_change_after(compact).await;
     let watchers = || store.metric("etcd_debugging_mvcc_watcher_total");
+    // Perhaps also some of connections that were cut just now.
     let before = watchers();
     let client = observing.stop();
-    eventually(SOON, || std::future::ready(watchers() == before - 2)).await;
+    eventually(SOON, || std::future::ready(watchers() + 2 <= before)).await;
     drop(client);
 }
 
