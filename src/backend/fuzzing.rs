@@ -40,6 +40,10 @@ pub fn urls(bytes: &[u8]) {
     }
     drop(shown(url));
     let Some((scheme, rest)) = url.split_once("://").filter(|_| !url.contains(PASSWORD)) else { return };
+    if scheme.contains(':') {
+        // A path in which another URL seems to be.
+        return;
+    }
     for shown in shown(&format!("{scheme}://user:{PASSWORD}@{rest}")) {
         assert!(!shown.contains(PASSWORD), "{shown}");
     }

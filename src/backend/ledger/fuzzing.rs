@@ -181,7 +181,10 @@ impl Site {
         let known: Vec<_> = self.ledger.entries().map(|entry| entry.lease).collect();
         match self.random.below(known.len() as u64 + 2) as usize {
             n if n < known.len() => (known[n], false),
-            _ => (LeaseId::next(Uuid::nil()), true),
+            _ => {
+                let new = LeaseId::next(Uuid::nil());
+                (new, !known.contains(&new))
+            }
         }
     }
 

@@ -110,6 +110,10 @@ impl fmt::Display for Prefix<'_> {
 impl ChildName {
     /// `None` if it is not the name of a lease.
     pub(super) fn parse(name: &str, key: &Arc<str>) -> Option<Self> {
+        if name.contains('/') {
+            // Its path would be that of another node.
+            return None;
+        }
         let mut words = name.split('~');
         let id = LeaseId::parse(words.next()?)?;
         let (kind, prefix) = words.next()?.split_at_checked(1)?;
@@ -225,6 +229,7 @@ mod tests {
             &ours,
             &format!("{ours}x"),
             &format!("{ours}0000000001~"),
+            &format!("{ours}0000000001").replace("~0000000001", "=a/~0000000001"),
             &ours.replace("m5", "x5"),
             &format!("{}0000000001", ours.replace("m5", "m50")),
         ] {
