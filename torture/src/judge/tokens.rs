@@ -6,7 +6,7 @@
 
 use super::exclusion::Excuses;
 use super::{Rule, Verdict, is_same_owner, words};
-use crate::history::{History, HoldId, Micros, Operation, Site};
+use crate::history::{History, HoldId, Micros, Operation, Order, Site};
 
 pub(super) fn judge(history: &History, site: &Site, operations: &[&Operation], verdict: &mut Verdict) {
     let mut granted: Vec<Grant<'_>> =
@@ -15,10 +15,10 @@ pub(super) fn judge(history: &History, site: &Site, operations: &[&Operation], v
         sharpen(history, site, &mut granted);
     }
     granted.sort_by_key(|grant| (grant.token, grant.returned));
-    check_nested(&granted, verdict);
+    check_nested(history, site, &granted, verdict);
     check_twice(&granted, verdict);
     if site.ordered_tokens {
-        check_order(&granted, verdict);
+        check_order(&ordered_by_the_store(history, site, granted), verdict);
     }
 }
 
@@ -54,15 +54,26 @@ fn sharpen(history: &History, site: &Site, granted: &mut [Grant<'_>]) {
     }
 }
 
-/// A hold within another one has its token.
-fn check_nested(granted: &[Grant<'_>], verdict: &mut Verdict) {
+/// Those that the store has ordered. A client does not know at once that the store has forgotten its lease, and passes
+/// it on for a moment, under tokens that were its own before somebody else had greater ones.
+fn ordered_by_the_store<'a>(history: &History, site: &Site, mut granted: Vec<Grant<'a>>) -> Vec<Grant<'a>> {
+    if site.order == Order::WithinClients {
+        let excuses = Excuses::of(history, site.lease);
+        granted.retain(|grant| !excuses.cover(grant.returned));
+    }
+    granted
+}
+
+/// A hold within another one has its token, unless the store has forgotten that one.
+fn check_nested(history: &History, site: &Site, granted: &[Grant<'_>], verdict: &mut Verdict) {
+    let excuses = Excuses::of(history, site.lease);
     let mut tokens: Vec<(HoldId, u64)> =
         granted.iter().map(|grant| (grant.operation.id, grant.token)).collect();
     tokens.sort_unstable();
     for grant in granted {
         let Some(outer) = grant.operation.request.within else { continue };
         let found = tokens.binary_search_by_key(&outer, |(id, _)| *id).map(|at| tokens[at].1);
-        if found != Ok(grant.token) {
+        if found != Ok(grant.token) && !excuses.cover(grant.returned) {
             let what = format!("{} is within hold {outer}, under token {found:?}", words(grant.operation));
             verdict.broken(Rule::I2, grant.returned, what);
         }
@@ -100,7 +111,7 @@ fn check_order(by_token: &[Grant<'_>], verdict: &mut Verdict) {
 mod tests {
     use crate::history::Effect;
     use crate::judge::Rule::I2;
-    use crate::judge::example::{Example, FAIR, LOCK, OWNED};
+    use crate::judge::example::{Example, FAIR, LOCK, OWNED, PASSED_ON};
 
     #[test]
     fn i2_a_token_goes_back() {
@@ -129,6 +140,20 @@ mod tests {
         run.hold(LOCK, 1, 0..10, 200).hold(LOCK, 2, 30..40, 100);
         run.fault(20..21, "flush", Effect::Forgets);
         run.breaks(I2);
+    }
+
+    #[test]
+    fn a_lease_that_was_forgotten_may_be_passed_on_for_a_moment() {
+        for (site, is_fine) in [(PASSED_ON, true), (LOCK, false)] {
+            let mut run = Example::default();
+            run.hold(site, 1, 0..40, 100).hold(site, 2, 30..50, 200).hold(site, 1, 50..60, 101);
+            run.fault(20..21, "flush", Effect::Forgets);
+            if is_fine {
+                run.is_fine();
+            } else {
+                run.breaks(I2);
+            }
+        }
     }
 
     #[test]
@@ -164,5 +189,13 @@ mod tests {
         run.is_fine();
         run.within_last(OWNED, 1, 7, 4..5, 101);
         run.breaks(I2);
+    }
+
+    #[test]
+    fn a_hold_within_one_that_the_store_has_forgotten_may_have_another_token() {
+        let mut run = Example::default();
+        run.hold_as(OWNED, 1, 7, 0..50, 100).within_last(OWNED, 1, 7, 30..40, 200);
+        run.fault(20..21, "flush", Effect::Forgets);
+        run.is_fine();
     }
 }
