@@ -226,7 +226,7 @@ impl Clients {
                 Effect::Kills { client } => {
                     clients.killed.entry(client).or_insert(fault.began);
                 }
-                Effect::Pauses { client } => {
+                Effect::Pauses { client } | Effect::Stalls { client } => {
                     let pauses = clients.paused.entry(client).or_default();
                     match pauses.last_mut() {
                         // Nobody need have been told in between.

@@ -110,7 +110,8 @@ impl Troubles {
         Self(
             harmful
                 .map(|fault| {
-                    latest = latest.max(fault.ended + lease);
+                    let after = if matches!(fault.effect, Effect::Stalls { .. }) { 0 } else { lease };
+                    latest = latest.max(fault.ended + after);
                     (fault.began, latest)
                 })
                 .collect(),

@@ -2,10 +2,11 @@
 //!
 //! A grant happened between its request and its return. Tokens show an order of grants; it is possible if every grant
 //! can have happened after those with smaller tokens. For a lock it is known more exactly: what is returned later was
-//! also granted later, because both are held, one after the other. (Unless the store has forgotten one of them.)
+//! also granted later, because both are held, one after the other. (Unless the store has forgotten one of them, or a client
+//! was stopped before it could return.)
 
 use super::exclusion::Excuses;
-use super::{Rule, Verdict, is_same_owner, words};
+use super::{Clients, Rule, TOLD, Verdict, is_same_owner, words};
 use crate::history::{History, HoldId, Micros, Operation, Order, Site};
 
 pub(super) fn judge(history: &History, site: &Site, operations: &[&Operation], verdict: &mut Verdict) {
@@ -44,8 +45,14 @@ fn is_lock(site: &Site) -> bool {
 fn sharpen(history: &History, site: &Site, granted: &mut [Grant<'_>]) {
     let excuses = Excuses::of(history, site.lease);
     granted.sort_by_key(|grant| grant.returned);
+    let clients = Clients::of(history);
     let mut last = 0;
     for grant in granted {
+        let client = grant.operation.request.client;
+        // It was granted before the client was stopped, and returned when the client went on.
+        if clients.pause_before(client, grant.returned, TOLD).is_some() {
+            continue;
+        }
         // Which of two at the same moment was the first is not known.
         if !excuses.touch(grant.earliest, grant.returned) && last < grant.returned {
             grant.earliest = grant.earliest.max(last + 1);
@@ -139,6 +146,17 @@ mod tests {
         let mut run = Example::default();
         run.hold(LOCK, 1, 0..10, 200).hold(LOCK, 2, 30..40, 100);
         run.fault(20..21, "flush", Effect::Forgets);
+        run.breaks(I2);
+    }
+
+    #[test]
+    fn a_grant_that_returns_when_its_client_goes_on_is_older_than_it_seems() {
+        let mut run = Example::default();
+        run.wait(LOCK, 1, 0, 900_000..900_001, 100).until(500_000).hold(LOCK, 2, 600_000..700_000, 200);
+        run.fault(10..899_000, "stop", Effect::Pauses { client: 1 });
+        run.hold(LOCK, 3, 910_000..920_000, 300);
+        run.is_fine();
+        run.hold(LOCK, 3, 930_000..940_000, 250);
         run.breaks(I2);
     }
 

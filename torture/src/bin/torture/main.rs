@@ -14,7 +14,7 @@
 //! * **The data is the harness's own** (`register`): a number for each lock, which no fault reaches and no store keeps,
 //!   decides in one place which change is accepted, and in which order.
 //! * **A worker that does not run cannot be told.** On a machine with other work, a process that is ready may wait for
-//!   longer than a lease has in reserve. Each worker notices that itself, and it is judged as what it is: a pause of that
+//!   longer than a lease has in reserve. Each worker notices that itself, and it is judged as what it is: a stall of that
 //!   client. The report says how often, so that a run on a machine that was too busy to show anything can be told.
 //! * **The seed** decides which fault comes when, for how long, and on whom, and what each worker asks for. It cannot decide
 //!   how the system schedules processes: a run with the same seed has the same faults, not the same interleaving.

@@ -9,7 +9,7 @@ use leasehold_torture::history::{Effect, History, Micros};
 use leasehold_torture::judge::{Rule, Verdict};
 
 use crate::log::Read;
-use crate::run::{NOT_RUNNING, Options};
+use crate::run::Options;
 
 const RULES: [(Rule, &str); 7] = [
     (Rule::I1, "no more is held at once than the limit"),
@@ -52,10 +52,7 @@ impl Report<'_> {
     fn late(&self) -> Vec<Micros> {
         let is_stopped = |client: u32, began: Micros, ended: Micros| {
             self.history.faults.iter().any(|fault| {
-                fault.effect == Effect::Pauses { client }
-                    && fault.what != NOT_RUNNING
-                    && fault.began <= ended
-                    && began <= fault.ended
+                fault.effect == Effect::Pauses { client } && fault.began <= ended && began <= fault.ended
             })
         };
         let late = self.read.iter().flat_map(|(client, read)| read.late.iter().map(|late| (*client, *late)));
@@ -94,7 +91,7 @@ impl fmt::Display for Report<'_> {
             writeln!(f, "{rule:?}  {:>6} violations: {what}", verdict.count(rule))?;
         }
         writeln!(f, "I8  not judged here\n")?;
-        for (fault, longest) in verdict.recovery.iter().filter(|(fault, _)| *fault != NOT_RUNNING) {
+        for (fault, longest) in &verdict.recovery {
             writeln!(f, "{:>6} ms: the longest wait after: {fault}", longest / 1_000)?;
         }
         for (kind, (count, example)) in self.errors() {

@@ -137,10 +137,10 @@ fn history(
 }
 
 /// What a fault is called that nobody caused.
-pub(crate) const NOT_RUNNING: &str = "the machine was busy";
+const NOT_RUNNING: &str = "the machine was busy";
 
 fn not_running(client: u32, began: Micros, ended: Micros) -> Fault {
-    Fault { began, ended, what: NOT_RUNNING.to_owned(), effect: Effect::Pauses { client } }
+    Fault { began, ended, what: NOT_RUNNING.to_owned(), effect: Effect::Stalls { client } }
 }
 
 /// Of the workers that lived to the end, and of the store.
