@@ -14,7 +14,7 @@ const LEFT_OUT: i32 = 3;
 #[track_caller]
 fn run(expected: i32, options: &[&str]) -> Option<String> {
     // Few enough for a machine that is busy with other tests.
-    let few = ["--workers", "2", "--each", "1", "--seed", "7", "--lease", "700"];
+    let few = ["--workers", "2", "--seed", "7", "--lease", "400"];
     let program = Command::new(PROGRAM).args(few).args(options).output();
     let Output { status, stdout, stderr } = program.expect("the program starts");
     let (stdout, stderr) = (String::from_utf8_lossy(&stdout), String::from_utf8_lossy(&stderr));
@@ -45,7 +45,7 @@ fn is_found(mistake: &str, rule: &str, options: &[&str]) {
 
 #[test]
 fn nothing_is_violated_and_the_last_line_says_so() {
-    let Some(report) = run(FINE, &["--scenario", "mixed", "--seconds", "6"]) else { return };
+    let Some(report) = run(FINE, &["--scenario", "mixed", "--seconds", "6", "--each", "1"]) else { return };
     let last = report.lines().last().expect("there is one");
     let numbers: Vec<usize> = last.split_whitespace().filter_map(|word| word.parse().ok()).collect();
     let [operations, faults, violations] = numbers[..] else { panic!("{last}") };
@@ -55,23 +55,23 @@ fn nothing_is_violated_and_the_last_line_says_so() {
 
 #[test]
 fn workers_that_hold_what_they_were_refused_break_i1() {
-    is_found("impatient", "I1", &["--scenario", "calm", "--seconds", "2"]);
+    is_found("impatient", "I1", &["--scenario", "calm", "--seconds", "2", "--each", "1"]);
 }
 
 #[test]
 fn a_store_that_forgets_without_a_word_breaks_i1() {
-    is_found("secret-flush", "I1", &["--scenario", "flush", "--seconds", "8", "--each", "4"]);
+    is_found("secret-flush", "I1", &["--scenario", "flush", "--seconds", "6", "--each", "4"]);
 }
 
 #[test]
 fn workers_that_are_not_told_of_a_loss_break_i4() {
-    is_found("deaf", "I4", &["--scenario", "partition", "--seconds", "8", "--each", "3"]);
+    is_found("deaf", "I4", &["--scenario", "partition", "--seconds", "6", "--each", "3"]);
 }
 
 #[test]
 #[ignore = "takes half a minute, until everybody has given up"]
 fn guards_that_are_leaked_break_i5() {
-    is_found("leaking", "I5", &["--scenario", "calm", "--seconds", "4"]);
+    is_found("leaking", "I5", &["--scenario", "calm", "--seconds", "4", "--each", "1"]);
 }
 
 #[test]
