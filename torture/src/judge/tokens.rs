@@ -46,18 +46,21 @@ fn sharpen(history: &History, site: &Site, granted: &mut [Grant<'_>]) {
     let excuses = Excuses::of(history, site.lease);
     granted.sort_by_key(|grant| grant.returned);
     let clients = Clients::of(history);
-    let mut last = 0;
+    let (mut floor, mut last): (Micros, Option<&Grant<'_>>) = (0, None);
     for grant in granted {
         let client = grant.operation.request.client;
         // It was granted before the client was stopped, and returned when the client went on.
         if clients.pause_before(client, grant.returned, TOLD).is_some() {
             continue;
         }
-        // Which of two at the same moment was the first is not known.
-        if !excuses.touch(grant.earliest, grant.returned) && last < grant.returned {
-            grant.earliest = grant.earliest.max(last + 1);
+        // The holds of one owner are held together. Which of two at the same moment was the first is not known.
+        if let Some(last) = last.filter(|last| !is_same_owner(last.operation, grant.operation)) {
+            floor = if last.returned < grant.returned { last.returned + 1 } else { floor };
         }
-        last = grant.returned;
+        if !excuses.touch(grant.earliest, grant.returned) {
+            grant.earliest = grant.earliest.max(floor);
+        }
+        last = Some(grant);
     }
 }
 
@@ -157,6 +160,15 @@ mod tests {
         run.hold(LOCK, 3, 910_000..920_000, 300);
         run.is_fine();
         run.hold(LOCK, 3, 930_000..940_000, 250);
+        run.breaks(I2);
+    }
+
+    #[test]
+    fn what_an_owner_asks_for_at_the_same_time_may_return_in_any_order() {
+        let mut run = Example::default();
+        run.wait_as(OWNED, 1, 7, 0, 21..30, 100).wait_as(OWNED, 2, 7, 5, 20..30, 110);
+        run.is_fine();
+        run.wait_as(OWNED, 3, 8, 0, 40..50, 105);
         run.breaks(I2);
     }
 

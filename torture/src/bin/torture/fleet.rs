@@ -29,7 +29,6 @@ pub(crate) struct Plan {
     pub(crate) each: usize,
     pub(crate) tasks: usize,
     pub(crate) has_semaphores: bool,
-    pub(crate) is_forced: bool,
     pub(crate) planted: Option<Planted>,
 }
 
@@ -73,8 +72,7 @@ impl Fleet {
     }
 
     fn args(&self, client: u32, url: &str, log: &Path) -> Vec<OsString> {
-        let Plan { register, seed, end, lease, each, tasks, has_semaphores, is_forced, planted, .. } =
-            &self.plan;
+        let Plan { register, seed, end, lease, each, tasks, has_semaphores, planted, .. } = &self.plan;
         let lease = lease.as_millis();
         let mut args: Vec<OsString> = ["worker", "--url", url, "--log"].map(OsString::from).to_vec();
         args.push(log.into());
@@ -83,7 +81,6 @@ impl Fleet {
         );
         args.extend(more.split(' ').map(OsString::from));
         args.extend(has_semaphores.then(|| "--semaphores".into()));
-        args.extend(is_forced.then(|| "--force".into()));
         if let Some(planted) = planted {
             args.extend(["--planted".into(), planted.name().into()]);
         }

@@ -65,7 +65,8 @@ impl Report<'_> {
 impl fmt::Display for Report<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { options, verdict, history, faults, .. } = self;
-        let Options { store, scenario, seed, seconds, workers, lease, .. } = options;
+        let Options { store, scenario, seed, seconds, workers, .. } = options;
+        let lease = options.lease().as_millis();
         writeln!(
             f,
             "\n{}, {}, seed {seed}, {seconds} s, {workers} workers, leases of {lease} ms",

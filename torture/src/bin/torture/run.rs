@@ -51,15 +51,33 @@ pub(crate) struct Options {
     /// How many tasks of each worker ask for each of them.
     #[arg(long, default_value_t = 2)]
     pub(crate) tasks: usize,
-    /// Of all leases, in milliseconds.
-    #[arg(long, default_value_t = 1_000)]
-    pub(crate) lease: u64,
+    /// Of all leases, in milliseconds; a second by default, and two on etcd.
+    #[arg(long)]
+    pub(crate) lease: Option<u64>,
+    /// By how many milliseconds everything may be later than promised: for machines that are busy.
+    #[arg(long, default_value_t = 0)]
+    pub(crate) slack: u64,
     /// Where to leave the report, and what each worker wrote down.
     #[arg(long)]
     pub(crate) report: Option<PathBuf>,
     /// A mistake that must be found.
     #[arg(long, hide = true)]
     pub(crate) planted: Option<Planted>,
+}
+
+impl Options {
+    pub(crate) fn lease(&self) -> Duration {
+        self.lease.map_or(self.store.lease(), Duration::from_millis)
+    }
+
+    fn bounds(&self) -> Bounds {
+        let slack = micros(Duration::from_millis(self.slack));
+        let mut bounds = Bounds::default();
+        bounds.told += slack;
+        bounds.handed_over += slack;
+        bounds.recovered += slack;
+        bounds
+    }
 }
 
 pub(crate) async fn run(options: &Options) -> Result<ExitCode, String> {
@@ -75,7 +93,7 @@ pub(crate) async fn run(options: &Options) -> Result<ExitCode, String> {
     let register = Register::start(options.planted == Some(Planted::NoFence))
         .await
         .map_err(|error| format!("the register: {error}"))?;
-    let lease = Duration::from_millis(options.lease);
+    let lease = options.lease();
     let before = server.connections();
     let end = now() + micros(Duration::from_secs(*seconds));
     let plan = Plan {
@@ -87,7 +105,6 @@ pub(crate) async fn run(options: &Options) -> Result<ExitCode, String> {
         each: options.each,
         tasks: options.tasks,
         has_semaphores: options.store.has_semaphores(),
-        is_forced: scenario.is_forced,
         planted: options.planted,
     };
     let taken = sites::all(plan.has_semaphores, lease, plan.each);
@@ -110,7 +127,7 @@ pub(crate) async fn run(options: &Options) -> Result<ExitCode, String> {
     let history = history(&taken, &read, injected, &register, usage)?;
     // Whoever still waits has waited until now.
     let history = History { end: history.end.max(ended), ..history };
-    let verdict = Verdict::of(&history, &Bounds::default());
+    let verdict = Verdict::of(&history, &options.bounds());
     let report = Report { options, verdict: &verdict, history: &history, read: &read, faults: count };
     print!("{report}");
     if options.report.is_some() {

@@ -114,8 +114,6 @@ pub(crate) struct Scenario {
     pub(crate) calm: (u64, u64),
     /// Whether the server keeps everything on disk.
     pub(crate) is_on_disk: bool,
-    /// Whether workers release locks by force.
-    pub(crate) is_forced: bool,
 }
 
 /// Shorter than it takes to lose a lease, about as long, and longer.
@@ -124,15 +122,8 @@ const TWO_LEASES: &[(u64, u64)] = &[(20, 26)];
 const SHORT_CALM: (u64, u64) = (100, 1_500);
 const CALM: (u64, u64) = (1_000, 2_500);
 
-const PLAIN: Scenario = Scenario {
-    name: "",
-    holds: "I1 to I7",
-    faults: &[],
-    lasts: ANY,
-    calm: CALM,
-    is_on_disk: true,
-    is_forced: false,
-};
+const PLAIN: Scenario =
+    Scenario { name: "", holds: "I1 to I7", faults: &[], lasts: ANY, calm: CALM, is_on_disk: true };
 
 pub(crate) const ALL: &[Scenario] = &[
     Scenario {

@@ -31,6 +31,15 @@ impl Store {
         !matches!(self, Self::Redlock)
     }
 
+    /// The shortest lease that makes sense on it.
+    pub(crate) const fn lease(self) -> Duration {
+        match self {
+            // It does not have shorter ones, and ends them late.
+            Self::Etcd => Duration::from_secs(2),
+            _ => Duration::from_secs(1),
+        }
+    }
+
     pub(crate) const fn name(self) -> &'static str {
         match self {
             Self::Redis => "redis",

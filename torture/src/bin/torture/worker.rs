@@ -69,9 +69,6 @@ pub(crate) struct Orders {
     /// Whether the store has semaphores.
     #[arg(long)]
     pub(crate) semaphores: bool,
-    /// Whether everything is released by force at times.
-    #[arg(long)]
-    pub(crate) force: bool,
     /// A mistake of this worker.
     #[arg(long)]
     pub(crate) planted: Option<Planted>,
@@ -143,8 +140,8 @@ pub(crate) async fn work(orders: Orders) -> io::Result<()> {
     let limit = Duration::from_micros(shared.orders.end.saturating_sub(now())) + AFTERWARDS;
     // What is not answered by then, the judge sees.
     let Ok(ended) = timeout(limit, join_all(users)).await else { return Ok(()) };
-    if ended.into_iter().any(|task| task.is_err()) {
-        return Err(io::Error::other("a task panicked"));
+    for task in ended {
+        task.map_err(io::Error::other)?.map_err(io::Error::other)?;
     }
     heart.abort();
     // What it was is of no interest.
@@ -298,15 +295,6 @@ impl Handle {
             Self::Write(lock) => lock.try_write().await?.map(Held::Write),
         })
     }
-
-    async fn break_by_force(&self) -> Result<(), Error> {
-        match self {
-            Self::Mutex(mutex) => mutex.force_release().await.map(drop),
-            Self::Reentrant(lock) => lock.force_release().await.map(drop),
-            // They have many holders, none of whom can be named.
-            Self::Counting(_) | Self::Fair(..) | Self::Read(_) | Self::Write(_) => Ok(()),
-        }
-    }
 }
 
 /// How something is asked for.
@@ -335,14 +323,13 @@ impl User {
         Self { shared: Arc::clone(shared), site, random, forgotten: JoinSet::new() }
     }
 
-    async fn run(mut self) {
+    async fn run(mut self) -> Result<(), Error> {
         while now() < self.shared.orders.end {
             self.rest().await;
-            if let Err(error) = self.take_once().await {
-                self.shared.log.error("handle", &error);
-            }
+            self.take_once().await?;
         }
         while self.forgotten.join_next().await.is_some() {}
+        Ok(())
     }
 
     fn taken(&self) -> &Taken {
@@ -360,9 +347,6 @@ impl User {
         let owner = (self.taken().kind == Kind::Reentrant)
             .then(|| u32::try_from(self.random.within(0..OWNERS.into())).unwrap_or_default());
         let handle = self.handle(owner, forgets)?;
-        if self.shared.orders.force && self.random.one_in(300) {
-            handle.break_by_force().await?;
-        }
         let way = self.way();
         let hold = self.shared.next_hold();
         let asked = Asked {
