@@ -76,6 +76,7 @@ impl Options {
         bounds.told += slack;
         bounds.handed_over += slack;
         bounds.recovered += slack;
+        bounds.on_its_way += slack;
         bounds
     }
 }
