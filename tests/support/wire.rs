@@ -93,10 +93,16 @@ struct Shared {
     late: watch::Sender<Late>,
     /// Sending is a cut.
     cuts: watch::Sender<()>,
-    /// Whether nothing goes either way.
-    is_held: watch::Sender<bool>,
+    /// Whether nothing goes to the server, and nothing to the client.
+    held: watch::Sender<Held>,
     /// Sending freezes all connections there are.
     freezes: watch::Sender<()>,
+}
+
+#[derive(Clone, Copy, Debug, Default)]
+struct Held {
+    to_server: bool,
+    to_client: bool,
 }
 
 /// Which request is hit, counted from 0, how, and whom to tell.
@@ -133,9 +139,10 @@ impl Shared {
         Some((fault, number))
     }
 
-    async fn unheld(&self) {
+    /// Until nothing that goes this way is held.
+    async fn unheld(&self, is_held: fn(&Held) -> bool) {
         // An error means that the wire is gone, and this with it.
-        let _ = self.is_held.subscribe().wait_for(|is_held| !is_held).await;
+        let _ = self.held.subscribe().wait_for(|held| !is_held(held)).await;
     }
 }
 
@@ -152,7 +159,7 @@ impl<P: Protocol> Wire<P> {
             trap: Mutex::default(),
             late: watch::Sender::default(),
             cuts: watch::Sender::new(()),
-            is_held: watch::Sender::new(false),
+            held: watch::Sender::default(),
             freezes: watch::Sender::new(()),
         });
         let accepting = tokio::spawn(accept::<P>(listener, Arc::clone(&shared)));
@@ -211,7 +218,12 @@ impl<P: Protocol> Wire<P> {
 
     /// Black hole: nothing goes either way any more, and no connection is closed.
     pub(crate) fn hold(&self) {
-        self.shared.is_held.send_replace(true);
+        self.hold_towards(true, true);
+    }
+
+    /// The same for one way.
+    pub(crate) fn hold_towards(&self, to_server: bool, to_client: bool) {
+        self.shared.held.send_replace(Held { to_server, to_client });
     }
 
     /// The same for the connections there are, for ever. New ones are welcome.
@@ -221,7 +233,7 @@ impl<P: Protocol> Wire<P> {
 
     /// Ends the hold; what was sent meanwhile arrives.
     pub(crate) fn resume(&self) {
-        self.shared.is_held.send_replace(false);
+        self.shared.held.send_replace(Held::default());
     }
 }
 
@@ -295,7 +307,7 @@ async fn pass_requests<P: Protocol>(
                 pending::<()>().await;
             }
         }
-        shared.unheld().await;
+        shared.unheld(|held| held.to_server).await;
         if server.write_all(&bytes).await.is_err() {
             return;
         }
@@ -318,7 +330,7 @@ async fn pass_answers<P: Protocol>(
             Some(_) => continue,
             None => {}
         }
-        shared.unheld().await;
+        shared.unheld(|held| held.to_client).await;
         if client.write_all(&bytes).await.is_err() {
             return;
         }

@@ -133,6 +133,11 @@ pub enum Effect {
         /// Its number.
         client: u32,
     },
+    /// A client does not run for a moment, because the machine has other things to do.
+    Stalls {
+        /// Its number.
+        client: u32,
+    },
     /// A client is killed.
     Kills {
         /// Its number. The client that takes its place has another one.

@@ -14,6 +14,8 @@ pub(super) const FAIR: usize = 2;
 pub(super) const OWNED: usize = 3;
 /// A lock that is passed on within its clients.
 pub(super) const PASSED_ON: usize = 4;
+/// Two permits, in order.
+pub(super) const IN_TURN: usize = 5;
 
 /// A run.
 pub(super) struct Example {
@@ -38,6 +40,7 @@ impl Default for Example {
             site(2, Order::Free),
             site(1, Order::Arrival),
             site(1, Order::WithinClients),
+            site(2, Order::Arrival),
         ];
         let history = History { sites, ..History::default() };
         Self { events: Vec::new(), faults: Vec::new(), history, next: 0 }

@@ -156,6 +156,16 @@ mod tests {
     }
 
     #[test]
+    fn a_holder_that_is_stopped_again_before_it_could_be_told_holds_nothing_in_between() {
+        let mut run = Example::default();
+        run.lose(LOCK, 1, 0..1_200_000, 100).until(500_000).hold(LOCK, 2, 600_000..700_000, 200);
+        run.fault(400_000..990_000, "stop", Effect::Pauses { client: 1 });
+        run.fault(399_000..1_000_000, "busy", Effect::Pauses { client: 1 });
+        run.fault(1_030_000..1_190_000, "busy", Effect::Pauses { client: 1 });
+        run.is_fine();
+    }
+
+    #[test]
     fn i1_a_holder_that_is_stopped_holds_until_its_deadline() {
         let mut run = Example::default();
         run.lose(LOCK, 1, 0..1_000, 100).until(500).hold(LOCK, 2, 450..700, 200);

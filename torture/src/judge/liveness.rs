@@ -5,7 +5,7 @@
 
 use super::exclusion::limit;
 use super::{Bounds, End, Hold, Rule, Verdict, words};
-use crate::history::{History, Micros, Operation, Refusal, Site};
+use crate::history::{Effect, Fault, History, Micros, Operation, Refusal, Site};
 
 pub(super) fn judge(
     history: &History,
@@ -20,17 +20,17 @@ pub(super) fn judge(
             verdict.broken(Rule::I5, at, format!("{}: {refusal:?}", words(operation)));
         }
     }
-    let faults = Faults::of(history);
+    let troubles = (&Faults::of(history), &Stalls::of(history));
     let most = operations.iter().map(|operation| operation.request.permits).max().unwrap_or(1);
     let mut free = Free { site, most, held: 0, waiting: 0, since: None, was_released: true };
     for (at, change) in changes(history, operations, holds) {
         if let Some(span) = free.follow(at, change) {
-            check(site, span, &faults, bounds, verdict);
+            check(site, span, troubles, bounds, verdict);
         }
     }
     if let Some(since) = free.since {
         let span = Span { since, to: history.end, was_released: free.was_released };
-        check(site, span, &faults, bounds, verdict);
+        check(site, span, troubles, bounds, verdict);
     }
 }
 
@@ -124,9 +124,7 @@ impl<'a> Faults<'a> {
     fn of(history: &'a History) -> Self {
         let (mut latest, mut what) = (0, "");
         Self(
-            history
-                .faults
-                .iter()
+            worse(history)
                 .map(|fault| {
                     if fault.ended >= latest {
                         (latest, what) = (fault.ended, &fault.what);
@@ -144,9 +142,45 @@ impl<'a> Faults<'a> {
     }
 }
 
-fn check(site: &Site, span: Span, faults: &Faults<'_>, bounds: &Bounds, verdict: &mut Verdict) {
+/// Without what is over at once.
+fn worse(history: &History) -> impl Iterator<Item = &Fault> {
+    history.faults.iter().filter(|fault| !matches!(fault.effect, Effect::Stalls { .. }))
+}
+
+/// When a client did not run, though nobody had stopped it: then nothing is served at once, but all the same in the time
+/// that there is for anything worse, however often that happens.
+struct Stalls(Vec<(Micros, Micros)>);
+
+impl Stalls {
+    fn of(history: &History) -> Self {
+        let stalls = history.faults.iter().filter(|fault| matches!(fault.effect, Effect::Stalls { .. }));
+        let mut latest = 0;
+        Self(
+            stalls
+                .map(|fault| {
+                    latest = latest.max(fault.ended);
+                    (fault.began, latest)
+                })
+                .collect(),
+        )
+    }
+
+    fn touch(&self, from: Micros, to: Micros) -> bool {
+        let begun = self.0.partition_point(|(began, _)| *began <= to);
+        self.0[..begun].last().is_some_and(|(_, ended)| from <= *ended)
+    }
+}
+
+fn check(
+    site: &Site,
+    span: Span,
+    (faults, stalls): (&Faults<'_>, &Stalls),
+    bounds: &Bounds,
+    verdict: &mut Verdict,
+) {
     let worse = site.lease + bounds.recovered;
-    let calm = span.since + if span.was_released { bounds.handed_over } else { worse };
+    let is_calm = span.was_released && !stalls.touch(span.since, span.to);
+    let calm = span.since + if is_calm { bounds.handed_over } else { worse };
     let fault = faults.last(span.to).filter(|(ended, _)| ended + worse > span.since);
     let bound = fault.map_or(calm, |(ended, _)| calm.max(ended + worse));
     if let Some((ended, what)) = fault {
@@ -208,6 +242,22 @@ mod tests {
         let mut run = Example::default();
         run.hold(LOCK, 1, 0..90_000_000, 100).wait(LOCK, 2, 5, 90_000_100..90_000_200, 200);
         run.is_fine();
+    }
+
+    #[test]
+    fn i5_a_waiter_waits_long_on_a_machine_that_is_busy_all_the_time() {
+        for (waits, is_fine) in [(150_000, true), (LEASE + 1_000_001, false)] {
+            let mut run = Example::default();
+            run.hold(LOCK, 1, 0..10, 100).wait(LOCK, 2, 5, 10 + waits..20 + waits, 200);
+            for at in 0..300 {
+                run.fault(at * 10_000..at * 10_000 + 9_000, "busy", Effect::Stalls { client: 3 });
+            }
+            if is_fine {
+                run.is_fine();
+            } else {
+                run.breaks(I5);
+            }
+        }
     }
 
     #[test]

@@ -80,10 +80,12 @@ pub struct Bounds {
     pub cost_percent: u64,
 }
 
+const TOLD: Micros = 50_000;
+
 impl Default for Bounds {
     fn default() -> Self {
         Self {
-            told: 50_000,
+            told: TOLD,
             handed_over: 100_000,
             recovered: 1_000_000,
             on_its_way: 100_000,
@@ -212,6 +214,7 @@ fn holds<'a>(history: &History, operations: &[&'a Operation], bounds: &Bounds) -
 /// When clients were stopped and killed.
 struct Clients {
     killed: BTreeMap<u32, Micros>,
+    /// One after another: those that follow each other closely are one.
     paused: BTreeMap<u32, Vec<(Micros, Micros)>>,
 }
 
@@ -223,8 +226,15 @@ impl Clients {
                 Effect::Kills { client } => {
                     clients.killed.entry(client).or_insert(fault.began);
                 }
-                Effect::Pauses { client } => {
-                    clients.paused.entry(client).or_default().push((fault.began, fault.ended));
+                Effect::Pauses { client } | Effect::Stalls { client } => {
+                    let pauses = clients.paused.entry(client).or_default();
+                    match pauses.last_mut() {
+                        // Nobody need have been told in between.
+                        Some((_, ended)) if fault.began <= ended.saturating_add(TOLD) => {
+                            *ended = (*ended).max(fault.ended);
+                        }
+                        _ => pauses.push((fault.began, fault.ended)),
+                    }
                 }
                 Effect::Delays | Effect::Forgets => {}
             }

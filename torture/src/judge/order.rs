@@ -21,6 +21,8 @@ pub(super) fn judge(
     let troubles = Troubles::of(history, site.lease);
     let mut waiting = Waiting::default();
     let mut holds: HashMap<u32, i64> = HashMap::new();
+    // The tokens of owners: another hold under the same one was no further grant by the store.
+    let mut tokens: HashMap<u32, u64> = HashMap::new();
     for (at, what, index) in changes(history, operations) {
         let operation = operations[index];
         let queue = if site.order == Order::WithinClients { Some(operation.request.client) } else { None };
@@ -33,17 +35,22 @@ pub(super) fn judge(
             Change::Granted => {
                 waiting.leave(queue, operation.asked, index);
                 let owner = operation.request.owner.map(|owner| holds.entry(owner).or_default());
-                // An owner comes in again ahead of all.
+                // An owner comes in again ahead of all, also while its last release is on its way.
+                let token = operation.granted().map(|(_, token)| token);
+                let last = operation.request.owner.zip(token).and_then(|of| tokens.insert(of.0, of.1));
                 let re_enters = owner.is_some_and(|holds| {
                     *holds += 1;
-                    *holds > 1
+                    *holds > 1 || last == token
                 });
                 let first = waiting.first(queue).map(|first| operations[first]);
                 let Some(first) = first.filter(|first| !re_enters && !is_same_owner(first, operation)) else {
                     continue;
                 };
                 let is_earlier = first.asked + bounds.on_its_way < operation.asked;
-                if is_earlier && !troubles.between(first.asked, at) {
+                // Both were granted, in this order, and returned in the other one.
+                let was_first = site.ordered_tokens
+                    && first.granted().zip(token).is_some_and(|((_, first), token)| first < token);
+                if is_earlier && !was_first && !troubles.between(first.asked, at) {
                     let what = format!("{} before {}", words(operation), words(first));
                     verdict.broken(Rule::I7, at, what);
                 }
@@ -110,7 +117,8 @@ impl Troubles {
         Self(
             harmful
                 .map(|fault| {
-                    latest = latest.max(fault.ended + lease);
+                    let after = if matches!(fault.effect, Effect::Stalls { .. }) { 0 } else { lease };
+                    latest = latest.max(fault.ended + after);
                     (fault.began, latest)
                 })
                 .collect(),
@@ -127,7 +135,7 @@ impl Troubles {
 mod tests {
     use crate::history::Effect;
     use crate::judge::Rule::I7;
-    use crate::judge::example::{Example, LOCK, OWNED, PASSED_ON};
+    use crate::judge::example::{Example, IN_TURN, LOCK, OWNED, PASSED_ON};
 
     const LONG: u64 = 200_000;
 
@@ -138,6 +146,21 @@ mod tests {
         run.wait(LOCK, 2, LONG, 2 * LONG + 1..2 * LONG + 2, 200);
         run.wait(LOCK, 3, 1, 2 * LONG + 3..2 * LONG + 4, 300);
         run.breaks(I7);
+    }
+
+    #[test]
+    fn i7_what_was_granted_first_may_return_last() {
+        for (token, is_fine) in [(200, true), (400, false)] {
+            let mut run = Example::default();
+            run.hold(IN_TURN, 1, 0..2 * LONG, 100).hold(IN_TURN, 4, 0..2 * LONG, 101);
+            run.wait(IN_TURN, 2, LONG, 2 * LONG + 1..2 * LONG + 5, 300);
+            run.wait(IN_TURN, 3, 1, 2 * LONG + 6..2 * LONG + 7, token);
+            if is_fine {
+                run.is_fine();
+            } else {
+                run.breaks(I7);
+            }
+        }
     }
 
     #[test]
@@ -181,5 +204,20 @@ mod tests {
         run.wait_as(OWNED, 2, 8, 1, 2 * LONG + 1..2 * LONG + 2, 200);
         run.hold_as(OWNED, 3, 7, LONG..2 * LONG, 100);
         run.is_fine();
+    }
+
+    #[test]
+    fn i7_an_owner_that_has_left_comes_in_ahead_of_others_under_a_new_token() {
+        for (token, is_fine) in [(100, true), (150, false)] {
+            let mut run = Example::default();
+            run.hold_as(OWNED, 1, 7, 0..2 * LONG, 100);
+            run.wait_as(OWNED, 2, 8, 1, 2 * LONG + 20..2 * LONG + 30, 200);
+            run.hold_as(OWNED, 3, 7, 2 * LONG + 5..2 * LONG + 10, token);
+            if is_fine {
+                run.is_fine();
+            } else {
+                run.breaks(I7);
+            }
+        }
     }
 }

@@ -2,11 +2,12 @@
 //!
 //! A grant happened between its request and its return. Tokens show an order of grants; it is possible if every grant
 //! can have happened after those with smaller tokens. For a lock it is known more exactly: what is returned later was
-//! also granted later, because both are held, one after the other. (Unless the store has forgotten one of them.)
+//! also granted later, because both are held, one after the other. (Unless the store has forgotten one of them, or a client
+//! was stopped before it could return.)
 
 use super::exclusion::Excuses;
-use super::{Rule, Verdict, is_same_owner, words};
-use crate::history::{History, HoldId, Micros, Operation, Site};
+use super::{Clients, Rule, TOLD, Verdict, is_same_owner, words};
+use crate::history::{History, HoldId, Micros, Operation, Order, Site};
 
 pub(super) fn judge(history: &History, site: &Site, operations: &[&Operation], verdict: &mut Verdict) {
     let mut granted: Vec<Grant<'_>> =
@@ -15,10 +16,10 @@ pub(super) fn judge(history: &History, site: &Site, operations: &[&Operation], v
         sharpen(history, site, &mut granted);
     }
     granted.sort_by_key(|grant| (grant.token, grant.returned));
-    check_nested(&granted, verdict);
+    check_nested(history, site, &granted, verdict);
     check_twice(&granted, verdict);
     if site.ordered_tokens {
-        check_order(&granted, verdict);
+        check_order(&ordered_by_the_store(history, site, granted), verdict);
     }
 }
 
@@ -44,25 +45,45 @@ fn is_lock(site: &Site) -> bool {
 fn sharpen(history: &History, site: &Site, granted: &mut [Grant<'_>]) {
     let excuses = Excuses::of(history, site.lease);
     granted.sort_by_key(|grant| grant.returned);
-    let mut last = 0;
+    let clients = Clients::of(history);
+    let (mut floor, mut last): (Micros, Option<&Grant<'_>>) = (0, None);
     for grant in granted {
-        // Which of two at the same moment was the first is not known.
-        if !excuses.touch(grant.earliest, grant.returned) && last < grant.returned {
-            grant.earliest = grant.earliest.max(last + 1);
+        let client = grant.operation.request.client;
+        // It was granted before the client was stopped, and returned when the client went on.
+        if clients.pause_before(client, grant.returned, TOLD).is_some() {
+            continue;
         }
-        last = grant.returned;
+        // The holds of one owner are held together. Which of two at the same moment was the first is not known.
+        if let Some(last) = last.filter(|last| !is_same_owner(last.operation, grant.operation)) {
+            floor = if last.returned < grant.returned { last.returned + 1 } else { floor };
+        }
+        if !excuses.touch(grant.earliest, grant.returned) {
+            grant.earliest = grant.earliest.max(floor);
+        }
+        last = Some(grant);
     }
 }
 
-/// A hold within another one has its token.
-fn check_nested(granted: &[Grant<'_>], verdict: &mut Verdict) {
+/// Those that the store has ordered. A client does not know at once that the store has forgotten its lease, and passes
+/// it on for a moment, under tokens that were its own before somebody else had greater ones.
+fn ordered_by_the_store<'a>(history: &History, site: &Site, mut granted: Vec<Grant<'a>>) -> Vec<Grant<'a>> {
+    if site.order == Order::WithinClients {
+        let excuses = Excuses::of(history, site.lease);
+        granted.retain(|grant| !excuses.cover(grant.returned));
+    }
+    granted
+}
+
+/// A hold within another one has its token, unless the store has forgotten that one.
+fn check_nested(history: &History, site: &Site, granted: &[Grant<'_>], verdict: &mut Verdict) {
+    let excuses = Excuses::of(history, site.lease);
     let mut tokens: Vec<(HoldId, u64)> =
         granted.iter().map(|grant| (grant.operation.id, grant.token)).collect();
     tokens.sort_unstable();
     for grant in granted {
         let Some(outer) = grant.operation.request.within else { continue };
         let found = tokens.binary_search_by_key(&outer, |(id, _)| *id).map(|at| tokens[at].1);
-        if found != Ok(grant.token) {
+        if found != Ok(grant.token) && !excuses.cover(grant.returned) {
             let what = format!("{} is within hold {outer}, under token {found:?}", words(grant.operation));
             verdict.broken(Rule::I2, grant.returned, what);
         }
@@ -100,7 +121,7 @@ fn check_order(by_token: &[Grant<'_>], verdict: &mut Verdict) {
 mod tests {
     use crate::history::Effect;
     use crate::judge::Rule::I2;
-    use crate::judge::example::{Example, FAIR, LOCK, OWNED};
+    use crate::judge::example::{Example, FAIR, LOCK, OWNED, PASSED_ON};
 
     #[test]
     fn i2_a_token_goes_back() {
@@ -129,6 +150,40 @@ mod tests {
         run.hold(LOCK, 1, 0..10, 200).hold(LOCK, 2, 30..40, 100);
         run.fault(20..21, "flush", Effect::Forgets);
         run.breaks(I2);
+    }
+
+    #[test]
+    fn a_grant_that_returns_when_its_client_goes_on_is_older_than_it_seems() {
+        let mut run = Example::default();
+        run.wait(LOCK, 1, 0, 900_000..900_001, 100).until(500_000).hold(LOCK, 2, 600_000..700_000, 200);
+        run.fault(10..899_000, "stop", Effect::Pauses { client: 1 });
+        run.hold(LOCK, 3, 910_000..920_000, 300);
+        run.is_fine();
+        run.hold(LOCK, 3, 930_000..940_000, 250);
+        run.breaks(I2);
+    }
+
+    #[test]
+    fn what_an_owner_asks_for_at_the_same_time_may_return_in_any_order() {
+        let mut run = Example::default();
+        run.wait_as(OWNED, 1, 7, 0, 21..30, 100).wait_as(OWNED, 2, 7, 5, 20..30, 110);
+        run.is_fine();
+        run.wait_as(OWNED, 3, 8, 0, 40..50, 105);
+        run.breaks(I2);
+    }
+
+    #[test]
+    fn a_lease_that_was_forgotten_may_be_passed_on_for_a_moment() {
+        for (site, is_fine) in [(PASSED_ON, true), (LOCK, false)] {
+            let mut run = Example::default();
+            run.hold(site, 1, 0..40, 100).hold(site, 2, 30..50, 200).hold(site, 1, 50..60, 101);
+            run.fault(20..21, "flush", Effect::Forgets);
+            if is_fine {
+                run.is_fine();
+            } else {
+                run.breaks(I2);
+            }
+        }
     }
 
     #[test]
@@ -164,5 +219,13 @@ mod tests {
         run.is_fine();
         run.within_last(OWNED, 1, 7, 4..5, 101);
         run.breaks(I2);
+    }
+
+    #[test]
+    fn a_hold_within_one_that_the_store_has_forgotten_may_have_another_token() {
+        let mut run = Example::default();
+        run.hold_as(OWNED, 1, 7, 0..50, 100).within_last(OWNED, 1, 7, 30..40, 200);
+        run.fault(20..21, "flush", Effect::Forgets);
+        run.is_fine();
     }
 }

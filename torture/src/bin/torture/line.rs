@@ -1,0 +1,109 @@
+//! The network between a worker and the store, which can be harmed.
+
+use std::time::Duration;
+
+use tokio::io::AsyncReadExt;
+use tokio::net::tcp::OwnedReadHalf;
+
+use crate::support::wire::{Message, Protocol, Wire};
+use crate::support::{Direction, Proxy, Traffic};
+
+/// A connection of a worker to each server of the store. A store in a file has none.
+#[derive(Debug)]
+pub(crate) enum Line {
+    /// One for each server; commands can be told from messages.
+    Redis(Vec<Proxy>),
+    Bytes(Wire<Bytes>),
+    None,
+}
+
+impl Line {
+    pub(crate) async fn to(port: u16) -> Self {
+        Self::Bytes(Wire::start(port).await)
+    }
+
+    pub(crate) async fn to_redis(ports: impl Iterator<Item = u16>) -> Self {
+        let mut proxies = Vec::new();
+        for port in ports {
+            proxies.push(Proxy::start(port).await);
+        }
+        Self::Redis(proxies)
+    }
+
+    /// Where the worker connects.
+    pub(crate) fn ports(&self) -> Vec<u16> {
+        match self {
+            Self::Redis(proxies) => proxies.iter().map(Proxy::port).collect(),
+            Self::Bytes(wire) => vec![wire.port()],
+            Self::None => Vec::new(),
+        }
+    }
+
+    /// Nothing goes that way any more, and what is sent meanwhile is kept.
+    pub(crate) fn hold(&self, direction: Direction) {
+        match self {
+            Self::Redis(proxies) => proxies.iter().for_each(|proxy| proxy.hold(direction)),
+            Self::Bytes(wire) => {
+                wire.hold_towards(direction != Direction::ToClient, direction != Direction::ToServer);
+            }
+            Self::None => {}
+        }
+    }
+
+    /// The same for messages, or for everything else. Everything, where they cannot be told apart.
+    pub(crate) fn hold_traffic(&self, traffic: Traffic, direction: Direction) {
+        match self {
+            Self::Redis(proxies) => {
+                proxies.iter().for_each(|proxy| proxy.hold_traffic(traffic, direction));
+            }
+            Self::Bytes(_) | Self::None => self.hold(direction),
+        }
+    }
+
+    /// What was kept is delivered.
+    pub(crate) fn resume(&self) {
+        match self {
+            Self::Redis(proxies) => proxies.iter().for_each(Proxy::resume),
+            Self::Bytes(wire) => wire.resume(),
+            Self::None => {}
+        }
+    }
+
+    pub(crate) fn cut(&self) {
+        match self {
+            Self::Redis(proxies) => proxies.iter().for_each(Proxy::cut),
+            Self::Bytes(wire) => wire.cut(),
+            Self::None => {}
+        }
+    }
+
+    /// Each answer takes so much longer.
+    pub(crate) fn delay(&self, by: Duration) {
+        if let Self::Redis(proxies) = self {
+            proxies.iter().for_each(|proxy| proxy.delay_replies(by));
+        }
+    }
+}
+
+/// No protocol: whatever has arrived is passed on.
+#[derive(Debug, Default)]
+pub(crate) struct Bytes;
+
+/// As much is passed on at once.
+const CHUNK: usize = 16 * 1024;
+
+impl Protocol for Bytes {
+    async fn request(&mut self, from: &mut OwnedReadHalf) -> Option<(Vec<u8>, Message)> {
+        Some((Self::answer(from).await?, Message::Part))
+    }
+
+    async fn answer(from: &mut OwnedReadHalf) -> Option<Vec<u8>> {
+        let mut bytes = Vec::with_capacity(CHUNK);
+        let read = from.read_buf(&mut bytes).await.ok()?;
+        (read > 0).then_some(bytes)
+    }
+
+    fn ends_answer(&mut self, _: &[u8], _: u32) -> bool {
+        false
+    }
+}

@@ -1,0 +1,96 @@
+//! What the workers take: every kind of lock and semaphore, several of each.
+
+use std::time::Duration;
+
+use leasehold_torture::history::{Order, Site};
+
+use crate::clock::micros;
+
+/// How many permits semaphores have.
+pub(crate) const PERMITS: u32 = 2;
+/// How many readers a read/write lock could have; a writer counts as all of them.
+pub(crate) const READERS: u32 = 1_000;
+/// Of a reentrant lock.
+pub(crate) const OWNERS: u32 = 3;
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Kind {
+    /// Passed on among the tasks of a client.
+    Mutex,
+    /// Every waiter has a place of its own at the store.
+    QueuedMutex,
+    Reentrant,
+    Counting,
+    Fair,
+    ReadWrite,
+}
+
+/// One of them.
+#[derive(Clone, Debug)]
+pub(crate) struct Taken {
+    pub(crate) kind: Kind,
+    pub(crate) name: String,
+    pub(crate) lease: Duration,
+}
+
+impl Kind {
+    const ALL: [Self; 6] =
+        [Self::Mutex, Self::QueuedMutex, Self::Reentrant, Self::Counting, Self::Fair, Self::ReadWrite];
+
+    const fn name(self) -> &'static str {
+        match self {
+            Self::Mutex => "mutex",
+            Self::QueuedMutex => "queued mutex",
+            Self::Reentrant => "reentrant lock",
+            Self::Counting => "counting semaphore",
+            Self::Fair => "fair semaphore",
+            Self::ReadWrite => "read/write lock",
+        }
+    }
+
+    /// What only needs locks at the store; the others are semaphores there.
+    const fn is_lock(self) -> bool {
+        matches!(self, Self::Mutex | Self::QueuedMutex | Self::Reentrant)
+    }
+
+    const fn limit(self) -> u32 {
+        match self {
+            Self::Mutex | Self::QueuedMutex | Self::Reentrant => 1,
+            Self::Counting | Self::Fair => PERMITS,
+            Self::ReadWrite => READERS,
+        }
+    }
+
+    const fn order(self) -> Order {
+        match self {
+            Self::Mutex => Order::WithinClients,
+            Self::QueuedMutex | Self::Reentrant | Self::Fair | Self::ReadWrite => Order::Arrival,
+            Self::Counting => Order::Free,
+        }
+    }
+
+    /// Whether a resource may rely on its tokens: no more than one has it at once.
+    pub(crate) const fn is_exclusive(self) -> bool {
+        matches!(self, Self::Mutex | Self::QueuedMutex)
+    }
+}
+
+/// All of them, on a store with or without semaphores.
+pub(crate) fn all(has_semaphores: bool, lease: Duration, each: usize) -> Vec<Taken> {
+    let kinds = Kind::ALL.into_iter().filter(|kind| has_semaphores || kind.is_lock());
+    kinds
+        .flat_map(|kind| (0..each).map(move |n| Taken { kind, name: format!("{} {n}", kind.name()), lease }))
+        .collect()
+}
+
+/// The same, as the judge sees them.
+pub(crate) fn judged(all: &[Taken]) -> Vec<Site> {
+    let site = |taken: &Taken| Site {
+        name: taken.name.clone(),
+        limits: vec![(0, taken.kind.limit())],
+        lease: micros(taken.lease),
+        order: taken.kind.order(),
+        ordered_tokens: true,
+    };
+    all.iter().map(site).collect()
+}
