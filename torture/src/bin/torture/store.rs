@@ -202,8 +202,8 @@ impl Server {
                     keys
                 }
                 _ => {
-                    let listed: Vec<_> = client.list_all("").try_collect().await?;
-                    listed.into_iter().map(|found| format!("{:?}", found.listed)).collect()
+                    let listed: Vec<_> = client.list("").try_collect().await?;
+                    listed.into_iter().map(|found| format!("{found:?}")).collect()
                 }
             };
             if left.is_empty() || Instant::now() > end {
