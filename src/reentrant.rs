@@ -42,8 +42,9 @@ use crate::primitive::Primitive;
 /// Within a client (and its clones), an owner that holds the lock re-enters without asking the store: the new [`Guard`]
 /// shares the lease of the first. In other clients and processes the store admits the owner at once, ahead of all
 /// waiters, with a separate lease. So a crashing process loses only its own holds, and the lock becomes free when the
-/// last hold of the owner is gone. Guards can be dropped in any order. All of them carry the same token, so a fence
-/// rejects earlier owners, but not a process that lost its hold while its owner still has others.
+/// last hold of the owner is gone. Guards can be dropped in any order. All of them carry the same token (on Redlock,
+/// that of a later guard may be greater), so a fence rejects earlier owners, but not a process that lost its hold while
+/// its owner still has others.
 ///
 /// # Fairness
 ///

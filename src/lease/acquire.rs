@@ -197,7 +197,7 @@ impl<'a> Waiter<'a> {
             self.follow_limit(hold.lease.limit());
         }
         if hold.lease.owner().is_some() {
-            self.keeper.owners.remember(&hold.lease);
+            self.keeper.owners.remember(&hold);
             if hold.loss(Instant::now()).is_some() {
                 // The keeper may have looked for it before it was there.
                 self.keeper.owners.forget(&hold.lease);

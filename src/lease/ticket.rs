@@ -148,7 +148,7 @@ impl Keeper {
         if let Some(due) = hold.begin(now) {
             self.schedule.file_taken_up(&hold.lease, due, now);
         }
-        self.owners.remember(&hold.lease);
+        self.owners.remember(&hold);
         match hold.loss(now) {
             // The answer came too late; the keeper releases it.
             Some(reason) => Err(hold.loss_error(reason)),

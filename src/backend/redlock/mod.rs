@@ -103,7 +103,8 @@ const NO_SEMAPHORES: &str = "majorities exclude a second holder, but they do not
 /// * A request that does not wait may be refused if another one is made at the same moment, even though neither gets
 ///   the lock.
 /// * Holds of one owner of a reentrant lock have the same token as long as the nodes have the same holds. If the owner
-///   enters from another client while a hold is known to only some of the nodes, the new hold's token may be greater.
+///   enters from another client, or twice at once, while a hold is known to only some of the nodes, the new hold's
+///   token may be greater.
 /// * Replicas do not help: a node is one server without failover.
 ///
 /// Semaphores are not supported: majorities cannot count permits.
