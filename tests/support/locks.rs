@@ -34,7 +34,14 @@ pub(crate) const fn ms(n: u64) -> Duration {
     Duration::from_millis(n)
 }
 
+/// On a machine that stands still for a moment, the first answer may be late.
 pub(crate) async fn connect(url: &str) -> Client {
+    for _ in 0..2 {
+        match Client::connect(url).await {
+            Err(Error::StoreUnavailable { source, .. }) => eprintln!("connecting to {url} again: {source}"),
+            answer => return answer.expect("the server accepts the client"),
+        }
+    }
     Client::connect(url).await.expect("the server answers")
 }
 

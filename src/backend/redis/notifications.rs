@@ -346,7 +346,7 @@ impl Notifications {
         };
         let is_denied = error.answers("NOPERM");
         if is_denied {
-            tracing::warn!(target: "leasehold::store", %error, "changes of leadership are not pushed: the user needs permission to subscribe to the channels `leasehold:*`");
+            tracing::warn!(target: "leasehold::store", %error, "changes of leadership are not pushed: this user may not subscribe to their channels");
         } else {
             tracing::debug!(%error, "the channels of elections are subscribed again");
             sleep(RETRY).await;
