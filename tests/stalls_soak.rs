@@ -13,6 +13,8 @@
 
 #[path = "support/checker.rs"]
 mod checker;
+#[path = "support/random.rs"]
+mod random;
 mod support;
 
 use std::collections::HashMap;
@@ -24,6 +26,7 @@ use std::time::Duration;
 use checker::{LIMIT, Primitive, Record, Stall, Verdict, now};
 use futures::future::join_all;
 use leasehold::{Client, Error, Guard, MutexOptions, SemaphoreOptions};
+use random::Random;
 use support::{Direction, Proxy, RedisServer, Traffic, Worker, say, worker_args};
 use tokio::time::{Instant, sleep, timeout};
 
@@ -34,27 +37,6 @@ const OWNERS: [&str; 2] = ["a", "b"];
 const CALM: Duration = Duration::from_millis(3_300);
 /// How long after the end of its time a worker waits for requests that are still open.
 const AFTERWARDS: Duration = Duration::from_secs(10);
-
-/// A small generator of numbers (SplitMix64, Steele and others 2014), so that a seed tells the whole run.
-struct Random(u64);
-
-impl Random {
-    fn next(&mut self) -> u64 {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mut z = self.0;
-        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        z ^ (z >> 31)
-    }
-
-    fn within(&mut self, range: std::ops::Range<u64>) -> u64 {
-        range.start + self.next() % (range.end - range.start)
-    }
-
-    fn millis(&mut self, range: std::ops::Range<u64>) -> Duration {
-        Duration::from_millis(self.within(range))
-    }
-}
 
 // The workers
 
@@ -72,7 +54,7 @@ fn stalled_worker() {
         let tasks =
             Primitive::ALL.into_iter().flat_map(|primitive| (0..TASKS).map(move |task| (primitive, task)));
         let tasks = tasks.map(|(primitive, task)| {
-            let random = Random(seed ^ (primitive as u64) << 32 ^ (task as u64) << 16);
+            let random = Random::new(seed, (primitive as u64) << 32 | task as u64);
             let user =
                 User { client: client.clone(), primitive, task, random, records: Arc::clone(&records) };
             tokio::spawn(user.run(end))
@@ -289,7 +271,7 @@ async fn nothing_reported_too_late_is_accepted() {
         assert_eq!(worker.line().await.as_deref(), Some("running"));
     }
     let end = Instant::now() + Duration::from_secs(seconds);
-    let (mut random, mut stalls) = (Random(seed), Vec::new());
+    let (mut random, mut stalls) = (Random::new(seed, u64::MAX), Vec::new());
     sleep(Duration::from_secs(1)).await;
     while Instant::now() + Duration::from_millis(longest) + CALM < end {
         stalls.push(disturb(&mut random, &server, &proxies, longest).await);

@@ -25,7 +25,6 @@ mod fleet;
 mod injector;
 mod line;
 mod log;
-mod random;
 mod register;
 mod report;
 mod run;
@@ -40,6 +39,8 @@ mod etcd;
 mod mysql;
 #[path = "../../../../tests/support/postgres.rs"]
 mod postgres;
+#[path = "../../../../tests/support/random.rs"]
+mod random;
 #[path = "../../../../tests/support/sqlite.rs"]
 mod sqlite;
 #[path = "../../../../tests/support/mod.rs"]

@@ -1,5 +1,8 @@
 //! Numbers that a seed determines.
 
+// Each of the binaries that include this uses a part.
+#![allow(dead_code)]
+
 use std::ops::Range;
 use std::time::Duration;
 
