@@ -7,7 +7,9 @@
 //! * `uncontended/*`: acquiring something uncontended, and releasing it. After `lock + drop`, the release continues in
 //!   the background, and the next `lock` waits for it, so the figure includes both.
 //! * `observed/*`: locking and releasing something uncontended, as `uncontended/lock + release`, which nobody observes:
-//!   with an observer that does nothing, and with the feature `metrics` while no exporter is installed.
+//!   with an observer that does nothing, and with the feature `metrics` while no exporter is installed. After
+//!   criterion's figures, the three are measured once more in turns, because they differ by less than what a machine
+//!   changes from one minute to the next.
 //! * `held/*`: the methods of a guard, and `protect` around work that is ready at once or that yields once; for
 //!   comparison with the latter, the same work without `protect`.
 //! * `handover/*`: two tasks that take turns, or a number of waiters behind a held lock: from the first release until
@@ -26,6 +28,10 @@ use tokio::task::{JoinSet, yield_now};
 
 const WAITERS: usize = 100;
 
+/// How often the observers are measured in turns, and how many locks one turn takes.
+const ROUNDS: usize = 1000;
+const LOCKS: u32 = 500;
+
 fn main() {
     let mut criterion = Criterion::default().configure_from_args();
     uncontended(&mut criterion);
@@ -33,6 +39,7 @@ fn main() {
     while_held(&mut criterion);
     hand_over(&mut criterion);
     criterion.final_summary();
+    observed_in_turns();
 }
 
 fn uncontended(criterion: &mut Criterion) {
@@ -66,24 +73,60 @@ fn uncontended(criterion: &mut Criterion) {
 
 fn observed(criterion: &mut Criterion) {
     let runtime = runtime();
-    let observers: [(&str, Arc<dyn Observer>); 2] = [
-        (
-            "lock + release, an observer",
-            Arc::new(|event: &Event<'_>| {
-                black_box(event);
-            }),
-        ),
-        ("lock + release, metrics", Arc::new(MetricsObserver::new())),
-    ];
     let mut group = criterion.benchmark_group("observed");
-    for (name, observer) in observers {
-        let client = Client::memory().with_observer(observer);
-        let mutex = client.mutex("mutex").expect("a valid name");
-        group.bench_function(name, |bencher| {
+    for (name, observer) in observers() {
+        let mutex = mutex(Some(observer));
+        group.bench_function(format!("lock + release, {name}"), |bencher| {
             bencher.to_async(&runtime).iter(|| released(mutex.lock()));
         });
     }
     group.finish();
+}
+
+fn observed_in_turns() {
+    let runtime = runtime();
+    let nobody = [("nobody observes", mutex(None)), ("nobody observes, again", mutex(None))];
+    let observed = observers().map(|(name, observer)| (name, mutex(Some(observer))));
+    let all: Vec<_> = nobody.into_iter().chain(observed).collect();
+    let mut times = vec![Vec::new(); all.len()];
+    for _ in 0..ROUNDS {
+        for ((_, mutex), times) in all.iter().zip(&mut times) {
+            let started = Instant::now();
+            runtime.block_on(async {
+                for _ in 0..LOCKS {
+                    released(mutex.lock()).await;
+                }
+            });
+            times.push(started.elapsed() / LOCKS);
+        }
+    }
+    let medians: Vec<_> = times.into_iter().map(median).collect();
+    println!("lock + release, {ROUNDS} times {LOCKS} in turns, medians:");
+    for ((name, _), median) in all.iter().zip(&medians) {
+        let ratio = median.as_secs_f64() / medians[0].as_secs_f64();
+        println!("{name:24} {:5} ns  {:+.1} %", median.as_nanos(), (ratio - 1.0) * 100.0);
+    }
+}
+
+fn observers() -> [(&'static str, Arc<dyn Observer>); 2] {
+    let nothing = |event: &Event<'_>| {
+        black_box(event);
+    };
+    [("an observer", Arc::new(nothing)), ("metrics", Arc::new(MetricsObserver::new()))]
+}
+
+fn mutex(observer: Option<Arc<dyn Observer>>) -> DistMutex {
+    let client = Client::memory();
+    let client = match observer {
+        Some(observer) => client.with_observer(observer),
+        None => client,
+    };
+    client.mutex("mutex").expect("a valid name")
+}
+
+fn median(mut times: Vec<Duration>) -> Duration {
+    times.sort_unstable();
+    times[times.len() / 2]
 }
 
 fn while_held(criterion: &mut Criterion) {

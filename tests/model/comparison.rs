@@ -1,10 +1,12 @@
 //! Both sides take the same steps, and what came of them is compared.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::fmt::Debug;
 use std::time::Duration;
 
 use leasehold::Inspection;
 use leasehold::backend::Detail;
+use tokio::time::sleep;
 
 use crate::plan::{Label, Nature, Step};
 use crate::side::{Failed, Sent, Side};
@@ -12,6 +14,8 @@ use crate::stores::{Memory, Store};
 
 /// What two remaining times may differ by: the time that the steps take. Times that differ in truth do so by more.
 const SLACK: Duration = Duration::from_secs(60);
+/// How long to wait between two looks at what is about to change.
+const PAUSE: Duration = Duration::from_millis(1);
 
 /// The model and the store it is compared with.
 pub(crate) struct Comparison<S> {
@@ -117,13 +121,12 @@ impl<S: Store> Comparison<S> {
         }
         self.compare_limits()?;
         if let Step::Look { client, site, numbers: true } = step {
-            let (ours, theirs) = (
-                self.model.look(*client, *site, Detail::Counts)?,
-                self.store.look(*client, *site, Detail::Counts)?,
-            );
-            if ours != theirs {
-                return Err(format!("the model shows {ours:?}, the store {theirs:?}"));
-            }
+            let ours = self.model.look(*client, *site, Detail::Counts)?;
+            self.store_comes_to_show(
+                |this| this.store.look(*client, *site, Detail::Counts),
+                |_, theirs| *theirs == ours,
+                &ours,
+            )?;
         }
         let touched = self.model.site_of(step);
         (0..sites)
@@ -237,13 +240,35 @@ impl<S: Store> Comparison<S> {
     }
 
     fn look(&mut self, site: usize) -> Result<(), Failed> {
-        let (ours, theirs) =
-            (self.model.look(0, site, Detail::Full)?, self.store.look(0, site, Detail::Full)?);
-        let (ours, theirs) = (see(&self.model, &ours)?, see(&self.store, &theirs)?);
-        if self.is_same(site, &ours, &theirs) {
-            return Ok(());
+        let ours = self.model.look(0, site, Detail::Full)?;
+        let ours = see(&self.model, &ours)?;
+        let look = |this: &mut Self| {
+            let theirs = this.store.look(0, site, Detail::Full)?;
+            see(&this.store, &theirs)
+        };
+        self.store_comes_to_show(look, |this, theirs| this.is_same(site, &ours, theirs), &ours)
+    }
+
+    /// The store shows the same, soon if it serves later.
+    fn store_comes_to_show<T: Debug>(
+        &mut self,
+        look: impl Fn(&mut Self) -> Result<T, Failed>,
+        is_same: impl Fn(&mut Self, &T) -> bool,
+        ours: &T,
+    ) -> Result<(), Failed> {
+        let store = &self.store.store;
+        let mut left = if store.serves_later() { store.event_timeout() } else { Duration::ZERO };
+        loop {
+            let theirs = look(self)?;
+            if is_same(self, &theirs) {
+                return Ok(());
+            }
+            if left.is_zero() {
+                return Err(format!("the model shows\n{ours:#?}\nand the store\n{theirs:#?}"));
+            }
+            left = left.saturating_sub(PAUSE);
+            self.store.store.run(async { sleep(PAUSE).await });
         }
-        Err(format!("the model shows\n{ours:#?}\nand the store\n{theirs:#?}"))
     }
 
     fn is_same(&mut self, site: usize, ours: &Seen, theirs: &Seen) -> bool {

@@ -38,6 +38,12 @@ pub(crate) trait Store {
         true
     }
 
+    /// Whether a release may be answered before the queue has been served: whoever lives and waits is then sent an
+    /// event, but nothing tells when a waiter was served whose client has died.
+    fn serves_later(&self) -> bool {
+        false
+    }
+
     /// The keys whose names contain `of`, other than fences. Most stores have only records, which stay for a day and
     /// say what inspection shows as well.
     fn leftovers(&mut self, _of: &str) -> Vec<String> {
@@ -304,6 +310,11 @@ mod zookeeper {
 
         fn runtime(&self) -> &Runtime {
             &self.runtime
+        }
+
+        /// A client that remembers a record looks for waiters once it has written it.
+        fn serves_later(&self) -> bool {
+            true
         }
     }
 }
