@@ -3,6 +3,10 @@
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
+# Each store as a user of it alone compiles it, and each kind of TLS.
+for set in sqlite postgres mysql etcd zookeeper fred,rustls postgres,mysql,etcd,zookeeper,native-tls postgres,mysql,etcd,zookeeper,rustls; do
+    cargo clippy --quiet -p leasehold --lib --no-default-features --features "$set" -- -D warnings
+done
 scripts/deny.sh
 scripts/book.sh
 scripts/semver.sh
