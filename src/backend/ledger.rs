@@ -149,7 +149,8 @@ struct Hold {
     ends: u64,
     /// When it was granted; 0 if that is not known.
     since: u64,
-    party: Party,
+    /// Apart, so that a record with one hold is a small thing.
+    party: Arc<Party>,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -158,7 +159,7 @@ struct Place {
     permits: u32,
     tokens: u32,
     ends: u64,
-    party: Party,
+    party: Arc<Party>,
 }
 
 impl Default for Ledger {
@@ -197,7 +198,6 @@ impl Ledger {
         effects: &mut Effects,
     ) -> Result<Answer, BackendError> {
         let (lease, ends) = (request.lease.id, stamp.after(request.ttl));
-        effects.requests.push(request.clone());
         self.open(&request.lease.resource, stamp)?;
         self.prune(stamp);
         // Extend its place before the queue is served.
@@ -393,7 +393,7 @@ impl Ledger {
         let mut holders: Vec<_> = holds()
             .map(|(lease, hold)| {
                 let holder = Holder::new(lease.to_string(), Some(hold.token), Some(left(hold.ends)));
-                let Party { owner, label, note } = &hold.party;
+                let Party { owner, label, note } = &*hold.party;
                 let [owner, label, note] =
                     [owner, label, note].map(|text| text.as_ref().map(ToString::to_string));
                 let since = (hold.since > 0).then(|| stamp.now.saturating_sub(hold.since));
@@ -617,7 +617,7 @@ impl Ledger {
             permits: request.claim.permits(),
             tokens: request.tokens,
             ends: stamp.after(request.ttl),
-            party: Party::of(request),
+            party: Arc::new(Party::of(request)),
         };
         self.next_end = self.next_end.min(place.ends);
         self.places.insert(place.lease, ticket);
@@ -719,7 +719,7 @@ impl Ledger {
 
 impl Hold {
     fn of(request: &Request, token: FencingToken, ends: u64, stamp: Stamp) -> Self {
-        let (permits, party) = (request.claim.permits(), Party::of(request));
+        let (permits, party) = (request.claim.permits(), Arc::new(Party::of(request)));
         Self { permits, token, ends, since: stamp.now.max(1), party }
     }
 }
@@ -813,10 +813,10 @@ fn read(text: &str) -> Option<Ledger> {
 }
 
 /// The first `count` words, and what follows them.
-pub(in crate::backend) fn split(text: &str, count: usize) -> Option<(&str, Party)> {
+pub(in crate::backend) fn split(text: &str, count: usize) -> Option<(&str, Arc<Party>)> {
     let end = text.match_indices(' ').nth(count - 1).map_or(text.len(), |(end, _)| end);
     let (words, rest) = text.split_at(end);
-    Some((words, Party::read(rest)?))
+    Some((words, Arc::new(Party::read(rest)?)))
 }
 
 #[cfg(test)]

@@ -356,7 +356,8 @@ impl<S: LedgerStore> Backend for LedgerBackend<S> {
 
     fn request<'a>(&'a self, request: &'a Request) -> BoxFuture<'a, Result<Answer, BackendError>> {
         async move {
-            let (asked, key) = (request.clone(), &request.lease.resource.key);
+            // Shared, because each of the futures below has room for it twice.
+            let (asked, key) = (Arc::new(request.clone()), &request.lease.resource.key);
             let (is_early, wanted) = (!self.store.was_reached(), Arc::new(()));
             let wish = Arc::downgrade(&wanted);
             let change = move |ledger: &mut Ledger, stamp, effects: &mut Effects| {
@@ -364,6 +365,7 @@ impl<S: LedgerStore> Backend for LedgerBackend<S> {
                 if is_early && wish.strong_count() == 0 {
                     return Ok(Answer::Busy { limit: None });
                 }
+                effects.requests.push(Arc::clone(&asked));
                 ledger.request(&asked, stamp, effects)
             };
             let mut answer = self.change(key, change).await??;

@@ -1,6 +1,8 @@
 //! A hold or a place, or what is left of a hold that was ended by force, as it is stored: one line that people can
 //! read.
 
+use std::sync::Arc;
+
 use crate::backend::ledger::{Party, split};
 use crate::backend::{Kind, LeaseId};
 use crate::fence::FencingToken;
@@ -17,7 +19,7 @@ pub(super) struct Value {
     pub(super) ttl: u32,
     pub(super) permits: u32,
     pub(super) what: What,
-    pub(super) party: Party,
+    pub(super) party: Arc<Party>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -74,7 +76,6 @@ impl Value {
 
 #[cfg(test)]
 mod tests {
-    use std::sync::Arc;
 
     use uuid::Uuid;
 
@@ -94,7 +95,11 @@ mod tests {
                 ttl: 30,
                 permits: 2,
                 what,
-                party: Party { owner: owner.map(Arc::from), note: owner.map(Arc::from), label: None },
+                party: Arc::new(Party {
+                    owner: owner.map(Arc::from),
+                    note: owner.map(Arc::from),
+                    label: None,
+                }),
             };
             assert_eq!(Value::read(&value.to_text()), Some(value));
         }

@@ -1,5 +1,7 @@
 //! What operations cause and depend on, besides changing the record.
 
+use std::sync::Arc;
+
 use crate::backend::types::{Event, Request};
 
 /// What the operations of one change cause and depend on, besides changing the [`Ledger`](super::Ledger).
@@ -15,12 +17,13 @@ use crate::backend::types::{Event, Request};
 pub struct Effects {
     /// The events for the clients whose waiters were served or should ask again, or whose holds were ended by force.
     pub events: Vec<Event>,
-    /// What was requested, in order, whether it was granted, queued or refused.
+    /// What was requested, in order, whether it was granted, queued or refused. Noted by whoever passes a request to a
+    /// ledger.
     #[cfg_attr(
         not(feature = "_apart"),
         allow(dead_code, reason = "only for stores that keep parts of a record apart")
     )]
-    pub(in crate::backend) requests: Vec<Request>,
+    pub(in crate::backend) requests: Vec<Arc<Request>>,
     #[cfg_attr(
         not(feature = "_apart"),
         allow(dead_code, reason = "only for stores that keep parts of a record apart")

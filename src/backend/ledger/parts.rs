@@ -17,7 +17,7 @@ pub(in crate::backend) const UNKNOWN: u64 = u64::MAX;
 pub(in crate::backend) struct Entry {
     pub(in crate::backend) lease: LeaseId,
     pub(in crate::backend) permits: u32,
-    pub(in crate::backend) party: Party,
+    pub(in crate::backend) party: Arc<Party>,
     pub(in crate::backend) ends: u64,
     pub(in crate::backend) kind: EntryKind,
 }
@@ -45,7 +45,7 @@ impl Entry {
     }
 
     pub(super) fn revoked(lease: LeaseId, ends: u64) -> Self {
-        Self { lease, permits: 1, party: Party::default(), ends, kind: EntryKind::Revoked }
+        Self { lease, permits: 1, party: Arc::default(), ends, kind: EntryKind::Revoked }
     }
 
     #[cfg(any(feature = "etcd", feature = "zookeeper"))]
@@ -123,7 +123,7 @@ impl Ledger {
         if self.places.contains_key(&lease.id) || self.queue.contains_key(&ticket) {
             return;
         }
-        let (permits, party) = (claim.permits(), Party::of(request));
+        let (permits, party) = (claim.permits(), Arc::new(Party::of(request)));
         self.next_end = self.next_end.min(ends);
         self.places.insert(lease.id, ticket);
         self.queue.insert(ticket, Place { lease: lease.id, permits, tokens: *tokens, ends, party });

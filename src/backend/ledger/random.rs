@@ -2,6 +2,7 @@
 //! of them.
 
 use std::cell::RefCell;
+use std::sync::Arc;
 use std::time::Duration;
 
 use uuid::Uuid;
@@ -158,7 +159,9 @@ impl Site {
         match *operation {
             Operation::Request { waits, permits, tokens, seconds, .. } => {
                 let request = self.request(lease, permits, tokens, seconds);
-                match ledger.request(&Request { waits, ..request }, stamp, effects) {
+                let request = Arc::new(Request { waits, ..request });
+                effects.requests.push(Arc::clone(&request));
+                match ledger.request(&request, stamp, effects) {
                     Ok(Answer::Granted(_)) => "granted".into(),
                     Ok(Answer::Queued(_)) => "queued".into(),
                     Ok(Answer::Busy { .. }) => "busy".into(),

@@ -45,7 +45,7 @@ impl sql::Session for Session {
         let held_before = ledger.entries().filter(is_held).map(|entry| entry.lease).collect();
         // The clients concerned find the events by reading the record.
         let effects: Effects = batch.tasks.iter().map(|task| task.run(ledger, stamp)).collect();
-        let asked = effects.requests.into_iter().map(|request| request.lease).collect();
+        let asked = effects.requests.into_iter().map(|request| request.lease.clone()).collect();
         View { own: Some(OwnChange { held_before, asked }), ..View::of(ledger, self.watch.client()) }
     }
 

@@ -57,7 +57,7 @@ impl View {
                     } else {
                         holder = holder.or(Some(lease));
                     }
-                    owner = owner.or(party.owner);
+                    owner = owner.or_else(|| party.owner.clone());
                 }
                 EntryKind::Waiting { ticket, .. } if is_own => {
                     let is_admitted = party.owner.is_some() && party.owner == owner;

@@ -22,7 +22,7 @@ pub(super) struct Changed {
     /// The leases whose requests should be repeated.
     ask_again: Vec<LeaseId>,
     /// What was requested.
-    pub(super) requests: Vec<Request>,
+    pub(super) requests: Vec<Arc<Request>>,
     reads: Reads,
     is_queue_served: bool,
     /// Events for this client.
@@ -179,7 +179,7 @@ impl Changed {
             let has_node = view.children.iter().any(|child| child.name.lease() == lease)
                 || entries.iter().any(|entry| entry.lease.id == lease);
             if self.is_in(lease) && !has_node {
-                entries.push(request.clone());
+                entries.push(Request::clone(request));
             }
         }
         entries
