@@ -17,8 +17,9 @@ use crate::random::Random;
 use crate::register::Register;
 use crate::report::Report;
 use crate::scenario::Scenario;
+use crate::servers::Start;
 use crate::sites;
-use crate::store::{Server, Store};
+use crate::store::{self, Store};
 use crate::worker::Planted;
 
 /// The exit status if there are violations.
@@ -83,7 +84,8 @@ impl Options {
 
 pub(crate) async fn run(options: &Options) -> Result<ExitCode, String> {
     let faults = options.scenario.faults_on(options.store)?;
-    let Some(mut server) = Server::start_or_skip(options.store, options.scenario.is_on_disk) else {
+    let start = Start { is_on_disk: options.scenario.is_on_disk };
+    let Some(mut server) = options.store.start_or_skip(start) else {
         return Ok(ExitCode::from(LEFT_OUT));
     };
     let Options { scenario, seed, seconds, .. } = options;
@@ -109,18 +111,19 @@ pub(crate) async fn run(options: &Options) -> Result<ExitCode, String> {
         planted: options.planted,
     };
     let taken = sites::all(plan.has_semaphores, lease, plan.each);
-    let mut fleet = Fleet::start(plan, options.workers, &server).await?;
+    let mut fleet = Fleet::start(plan, options.workers, &*server).await?;
     tokio::time::sleep(BEGINNING).await;
     let is_secret = options.planted == Some(Planted::SecretFlush);
     let mut injector =
         Injector { scenario, faults: &faults, lease, random: Random::new(*seed, 0), is_secret };
     // The last fault ends before the end, so that everybody is served by then.
     let last = end.saturating_sub(micros(4 * lease));
-    let injected = injector.run(&mut server, &mut fleet, last).await?;
+    let injected = injector.run(&mut *server, &mut fleet, last).await?;
     fleet.finish().await?;
     let ended = now();
-    let remains =
-        server.remains(5 * lease + Duration::from_secs(1)).await.map_err(|error| error.to_string())?;
+    let remains = store::remains(&*server, 5 * lease + Duration::from_secs(1))
+        .await
+        .map_err(|error| error.to_string())?;
     let after = server.connections();
     let read = fleet.read()?;
     let usage = usage(&read, before.zip(after), remains);
