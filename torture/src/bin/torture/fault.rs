@@ -47,6 +47,36 @@ pub(crate) enum ServerFault {
     NoRoom,
     /// The server has no replicas, and refuses to write without.
     NoReplicas,
+    /// The server could not save its data, and refuses to write until it can.
+    CannotSave,
+    /// Somebody else's script or transaction keeps the server busy, or what is asked of it locked.
+    Busy,
+    /// The server has as many clients as it takes, and ends those it has.
+    TooManyClients,
+    /// The server can only be read, as after a failover.
+    ReadOnly,
+    /// Every statement takes longer than the server allows.
+    StatementLimit,
+    /// The server's clock goes half a minute ahead.
+    ClockAhead,
+    /// The server's clock is set back by more than a minute and a half.
+    ClockBack,
+    /// The sessions or leases of all clients end.
+    EndSessions,
+    /// The history of the store is compacted.
+    Compact,
+    /// A minority of several servers is killed, and started again with its disk.
+    KillMinority,
+    /// One of several servers is replaced by an empty one.
+    ReplaceOne,
+    /// The server that leads is killed or stopped, and another one takes over.
+    FailOver,
+    /// Another server is made the one that leads.
+    MoveLeader,
+    /// A server that follows is stopped.
+    StopFollower,
+    /// What is locked moves from one server to another.
+    MoveSlot,
 }
 
 impl Fault {
@@ -84,12 +114,12 @@ impl Fault {
         }
     }
 
-    /// What it does to the promises, if it hits this client.
-    pub(crate) const fn effect(self, client: u32) -> Effect {
+    /// What it does to the promises of this store, if it hits this client.
+    pub(crate) const fn effect(self, store: Store, client: u32) -> Effect {
         match self {
             Self::StopWorker => Effect::Pauses { client },
             Self::KillWorker => Effect::Kills { client },
-            Self::Server(fault) if fault.forgets() => Effect::Forgets,
+            Self::Server(fault) if fault.forgets(store) => Effect::Forgets,
             _ => Effect::Delays,
         }
     }
@@ -107,17 +137,55 @@ impl ServerFault {
             Self::PauseWrites => "the server pauses what writes",
             Self::NoRoom => "the server has no room",
             Self::NoReplicas => "the server has no replicas",
+            Self::CannotSave => "the server cannot save",
+            Self::Busy => "a stranger keeps the server busy",
+            Self::TooManyClients => "the server has too many clients",
+            Self::ReadOnly => "the server is read-only",
+            Self::StatementLimit => "statements take too long for the server",
+            Self::ClockAhead => "the server's clock jumps ahead",
+            Self::ClockBack => "the server's clock is set back",
+            Self::EndSessions => "the sessions of all clients end",
+            Self::Compact => "the store is compacted",
+            Self::KillMinority => "a minority of the servers is killed",
+            Self::ReplaceOne => "one of the servers is replaced by an empty one",
+            Self::FailOver => "another server takes over",
+            Self::MoveLeader => "another server is made the leader",
+            Self::StopFollower => "a server that follows is stopped",
+            Self::MoveSlot => "a slot moves to another server",
         }
     }
 
     const fn is_instant(self) -> bool {
-        use ServerFault::{EndConnections, Flush, ForgetScripts, Restart, RestartEmpty};
-
-        matches!(self, Restart | RestartEmpty | Flush | ForgetScripts | EndConnections)
+        matches!(
+            self,
+            Self::Restart
+                | Self::RestartEmpty
+                | Self::Flush
+                | Self::ForgetScripts
+                | Self::EndConnections
+                | Self::ClockAhead
+                | Self::ClockBack
+                | Self::EndSessions
+                | Self::Compact
+                | Self::ReplaceOne
+                | Self::MoveLeader
+                | Self::MoveSlot
+        )
     }
 
-    /// Whether the store then knows less than before, so that exclusion is not promised.
-    const fn forgets(self) -> bool {
-        matches!(self, Self::RestartEmpty | Self::Flush)
+    /// Whether the store then knows less than before, or something else than its clients, so that exclusion is not
+    /// promised. A server that takes over is told of writes by the others when they are confirmed only if they agree
+    /// on them.
+    const fn forgets(self, store: Store) -> bool {
+        match self {
+            Self::RestartEmpty
+            | Self::Flush
+            | Self::ClockAhead
+            | Self::ClockBack
+            | Self::EndSessions
+            | Self::ReplaceOne => true,
+            Self::FailOver => matches!(store, Store::Sentinel | Store::Cluster),
+            _ => false,
+        }
     }
 }

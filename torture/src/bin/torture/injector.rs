@@ -7,17 +7,18 @@ use tokio::task::block_in_place;
 use tokio::time::sleep;
 
 use crate::clock::now;
-use crate::fault::{Fault, ServerFault};
+use crate::fault::Fault;
 use crate::fleet::Fleet;
 use crate::random::Random;
 use crate::scenario::{Scenario, length};
 use crate::servers::{Server, Strike};
-use crate::store::is_back;
+use crate::store::{Store, is_back};
 
 /// How late each answer is on a line that is slow.
 const SLOW: Duration = Duration::from_millis(20);
 
 pub(crate) struct Injector<'a> {
+    pub(crate) store: Store,
     pub(crate) scenario: &'a Scenario,
     pub(crate) faults: &'a [Fault],
     pub(crate) lease: Duration,
@@ -54,7 +55,7 @@ impl Injector<'_> {
             let hit = Hit { fault, lasts, worker, which };
             hit.cause(server, fleet).await?;
             let what = fault.name();
-            let effect = match fault.effect(client) {
+            let effect = match fault.effect(self.store, client) {
                 Effect::Forgets if self.is_secret => Effect::Delays,
                 effect => effect,
             };
@@ -94,10 +95,10 @@ impl Hit {
         }
         match fault {
             Fault::StopWorker => fleet.resume(worker),
-            Fault::Server(fault @ (ServerFault::Restart | ServerFault::RestartEmpty)) => {
+            Fault::Server(fault) => {
+                server.end(Strike { fault, lasts, which }).await?;
                 is_back(server).await.map_err(|error| format!("after {fault:?}: {error}"))?;
             }
-            Fault::Server(fault) => server.end(Strike { fault, lasts, which }).await?,
             Fault::Hold(_) | Fault::HoldTraffic(..) => fleet.line(worker).resume(),
             Fault::Partition(_) => fleet.lines().for_each(|line| line.resume()),
             Fault::Slow => fleet.line(worker).delay(Duration::ZERO),

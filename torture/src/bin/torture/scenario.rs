@@ -32,6 +32,25 @@ const CALM: (u64, u64) = (1_000, 2_500);
 const PLAIN: Scenario =
     Scenario { name: "", holds: "I1 to I7", faults: &[], lasts: ANY, calm: CALM, is_on_disk: true };
 
+const WAITS: &str = "I1 to I7: nobody who waits is told of it";
+const FORGETS: &str = "I2 to I7; I1 not until a lease after it, which is counted";
+
+const REFUSALS: [Fault; 8] = [
+    Fault::Server(ServerFault::NoRoom),
+    Fault::Server(ServerFault::NoReplicas),
+    Fault::Server(ServerFault::PauseWrites),
+    Fault::Server(ServerFault::CannotSave),
+    Fault::Server(ServerFault::Busy),
+    Fault::Server(ServerFault::TooManyClients),
+    Fault::Server(ServerFault::ReadOnly),
+    Fault::Server(ServerFault::StatementLimit),
+];
+
+/// A scenario of one fault.
+const fn one(name: &'static str, holds: &'static str, faults: &'static [Fault]) -> Scenario {
+    Scenario { name, holds, faults, ..PLAIN }
+}
+
 pub(crate) const ALL: &[Scenario] = &[
     Scenario {
         name: "mixed",
@@ -46,6 +65,17 @@ pub(crate) const ALL: &[Scenario] = &[
             Fault::Server(ServerFault::PauseWrites),
             Fault::Server(ServerFault::NoRoom),
             Fault::Server(ServerFault::NoReplicas),
+            Fault::Server(ServerFault::CannotSave),
+            Fault::Server(ServerFault::Busy),
+            Fault::Server(ServerFault::TooManyClients),
+            Fault::Server(ServerFault::ReadOnly),
+            Fault::Server(ServerFault::StatementLimit),
+            Fault::Server(ServerFault::Compact),
+            Fault::Server(ServerFault::KillMinority),
+            Fault::Server(ServerFault::FailOver),
+            Fault::Server(ServerFault::MoveLeader),
+            Fault::Server(ServerFault::StopFollower),
+            Fault::Server(ServerFault::MoveSlot),
             Fault::Hold(Both),
             Fault::Hold(ToServer),
             Fault::Hold(ToClient),
@@ -128,13 +158,33 @@ pub(crate) const ALL: &[Scenario] = &[
     Scenario {
         name: "refusals",
         holds: "I1 to I7: nobody who waits is told of them",
-        faults: &[
-            Fault::Server(ServerFault::NoRoom),
-            Fault::Server(ServerFault::NoReplicas),
-            Fault::Server(ServerFault::PauseWrites),
-        ],
+        faults: &REFUSALS,
         ..PLAIN
     },
+    one("no-room", WAITS, &[Fault::Server(ServerFault::NoRoom)]),
+    one("no-replicas", WAITS, &[Fault::Server(ServerFault::NoReplicas)]),
+    one("paused-writes", WAITS, &[Fault::Server(ServerFault::PauseWrites)]),
+    one("cannot-save", WAITS, &[Fault::Server(ServerFault::CannotSave)]),
+    one("busy", WAITS, &[Fault::Server(ServerFault::Busy)]),
+    one("too-many-clients", WAITS, &[Fault::Server(ServerFault::TooManyClients)]),
+    one("read-only", WAITS, &[Fault::Server(ServerFault::ReadOnly)]),
+    one("statement-limit", WAITS, &[Fault::Server(ServerFault::StatementLimit)]),
+    one("forgotten-scripts", PLAIN.holds, &[Fault::Server(ServerFault::ForgetScripts)]),
+    one("ended-connections", PLAIN.holds, &[Fault::Server(ServerFault::EndConnections)]),
+    one("compaction", PLAIN.holds, &[Fault::Server(ServerFault::Compact)]),
+    one("ended-sessions", FORGETS, &[Fault::Server(ServerFault::EndSessions)]),
+    one("clock-ahead", FORGETS, &[Fault::Server(ServerFault::ClockAhead)]),
+    one("clock-back", FORGETS, &[Fault::Server(ServerFault::ClockBack)]),
+    one("killed-minority", PLAIN.holds, &[Fault::Server(ServerFault::KillMinority)]),
+    one("replaced-node", FORGETS, &[Fault::Server(ServerFault::ReplaceOne)]),
+    one(
+        "failover",
+        "I1 to I7; where servers confirm what the others do not know yet, I1 from a lease after it",
+        &[Fault::Server(ServerFault::FailOver)],
+    ),
+    one("moved-leader", PLAIN.holds, &[Fault::Server(ServerFault::MoveLeader)]),
+    one("stopped-follower", PLAIN.holds, &[Fault::Server(ServerFault::StopFollower)]),
+    one("moved-slot", PLAIN.holds, &[Fault::Server(ServerFault::MoveSlot)]),
 ];
 
 impl Scenario {

@@ -18,11 +18,19 @@ pub(crate) enum Store {
     Redis,
     /// Five servers of Redis.
     Redlock,
+    /// A primary of Redis with two replicas, and three sentinels.
+    Sentinel,
+    /// Three primaries of Redis with a replica each.
+    Cluster,
     Postgres,
     #[value(alias = "mariadb")]
     Mysql,
     Etcd,
+    /// Three members.
+    EtcdCluster,
     Zookeeper,
+    /// Three servers, of which one leads.
+    ZookeeperEnsemble,
     Sqlite,
 }
 
@@ -33,14 +41,14 @@ impl Store {
 
     /// Whether there is a network between workers and it that can be harmed.
     pub(crate) const fn has_lines(self) -> bool {
-        !matches!(self, Self::Sqlite)
+        !matches!(self, Self::Sentinel | Self::Cluster | Self::Sqlite)
     }
 
     /// The shortest lease that makes sense on it.
     pub(crate) const fn lease(self) -> Duration {
         match self {
             // It does not have shorter ones, and ends them late.
-            Self::Etcd => Duration::from_secs(2),
+            Self::Etcd | Self::EtcdCluster => Duration::from_secs(2),
             _ => Duration::from_secs(1),
         }
     }
@@ -49,10 +57,14 @@ impl Store {
         match self {
             Self::Redis => "redis",
             Self::Redlock => "redlock",
+            Self::Sentinel => "sentinel",
+            Self::Cluster => "cluster",
             Self::Postgres => "postgres",
             Self::Mysql => "mysql",
             Self::Etcd => "etcd",
+            Self::EtcdCluster => "etcd-cluster",
             Self::Zookeeper => "zookeeper",
+            Self::ZookeeperEnsemble => "zookeeper-ensemble",
             Self::Sqlite => "sqlite",
         }
     }
@@ -62,24 +74,34 @@ impl Store {
         match self {
             Self::Redis => servers::redis::FAULTS,
             Self::Redlock => servers::redlock::FAULTS,
+            Self::Sentinel => servers::sentinel::FAULTS,
+            Self::Cluster => servers::cluster::FAULTS,
             Self::Postgres => servers::postgres::FAULTS,
             Self::Mysql => servers::mysql::FAULTS,
             Self::Etcd => servers::etcd::FAULTS,
+            Self::EtcdCluster => servers::etcd_cluster::FAULTS,
             Self::Zookeeper => servers::zookeeper::FAULTS,
+            Self::ZookeeperEnsemble => servers::zookeeper_ensemble::FAULTS,
             Self::Sqlite => servers::sqlite::FAULTS,
         }
     }
 
     /// `None` if this machine does not have it.
-    pub(crate) fn start_or_skip(self, start: Start) -> Option<Box<dyn Server>> {
+    pub(crate) fn start_or_skip(self, start: Start<'_>) -> Option<Box<dyn Server>> {
         Some(match self {
             Self::Redis => Box::new(servers::redis::Redis::start_or_skip(start)?),
-            Self::Redlock => Box::new(servers::redlock::Redlock::start_or_skip()?),
+            Self::Redlock => Box::new(servers::redlock::Redlock::start_or_skip(start)?),
+            Self::Sentinel => Box::new(servers::sentinel::Sentinel::start_or_skip()?),
+            Self::Cluster => Box::new(servers::cluster::Cluster::start_or_skip()?),
             Self::Postgres => Box::new(servers::postgres::Postgres::start_or_skip()?),
             Self::Mysql => Box::new(servers::mysql::Mysql::start_or_skip()?),
             Self::Etcd => Box::new(servers::etcd::Etcd::start_or_skip()?),
+            Self::EtcdCluster => Box::new(servers::etcd_cluster::EtcdCluster::start_or_skip()?),
             Self::Zookeeper => Box::new(servers::zookeeper::Zookeeper::start_or_skip()?),
-            Self::Sqlite => Box::new(servers::sqlite::Sqlite::new()),
+            Self::ZookeeperEnsemble => {
+                Box::new(servers::zookeeper_ensemble::ZookeeperEnsemble::start_or_skip()?)
+            }
+            Self::Sqlite => Box::new(servers::sqlite::Sqlite::start(start)),
         })
     }
 }
