@@ -20,6 +20,10 @@ pub(crate) enum Fault {
     Partition(Direction),
     /// The connections of a worker are cut.
     Cut,
+    /// A connection of a worker is cut after some bytes of a request.
+    CutRequest,
+    /// The same for an answer: after its request, or within it.
+    CutAnswer,
     /// What a worker is answered takes longer.
     Slow,
     /// Something is the matter with a server.
@@ -59,7 +63,7 @@ pub(crate) enum ServerFault {
     StatementLimit,
     /// The server's clock goes half a minute ahead.
     ClockAhead,
-    /// The server's clock is set back by more than a minute and a half.
+    /// The server's clock is set back by more than a minute and a half, and later set right.
     ClockBack,
     /// The sessions or leases of all clients end.
     EndSessions,
@@ -91,6 +95,8 @@ impl Fault {
             }
             Self::Partition(direction) => format!("all lines are held ({direction:?})"),
             Self::Cut => "a worker's connections are cut".to_owned(),
+            Self::CutRequest => "a worker's request is cut".to_owned(),
+            Self::CutAnswer => "a worker's answer is cut".to_owned(),
             Self::Slow => "a worker's answers are late".to_owned(),
             Self::Server(fault) => fault.name().to_owned(),
         }
@@ -99,7 +105,7 @@ impl Fault {
     /// Whether it ends the moment it begins.
     pub(crate) const fn is_instant(self) -> bool {
         match self {
-            Self::KillWorker | Self::Cut => true,
+            Self::KillWorker | Self::Cut | Self::CutRequest | Self::CutAnswer => true,
             Self::Server(fault) => fault.is_instant(),
             _ => false,
         }
@@ -109,7 +115,9 @@ impl Fault {
         match self {
             Self::StopWorker | Self::KillWorker => true,
             Self::HoldTraffic(..) | Self::Slow => matches!(store, Store::Redis | Store::Redlock),
-            Self::Hold(_) | Self::Partition(_) | Self::Cut => store.has_lines(),
+            Self::Hold(_) | Self::Partition(_) | Self::Cut | Self::CutRequest | Self::CutAnswer => {
+                store.has_lines()
+            }
             Self::Server(fault) => store.faults().contains(&fault),
         }
     }
@@ -164,7 +172,6 @@ impl ServerFault {
                 | Self::ForgetScripts
                 | Self::EndConnections
                 | Self::ClockAhead
-                | Self::ClockBack
                 | Self::EndSessions
                 | Self::Compact
                 | Self::ReplaceOne

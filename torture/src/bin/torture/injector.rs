@@ -17,6 +17,9 @@ use crate::store::{Store, is_back};
 /// How late each answer is on a line that is slow.
 const SLOW: Duration = Duration::from_millis(20);
 
+/// A connection is cut after fewer bytes: mostly within one message.
+const BYTES: usize = 200;
+
 pub(crate) struct Injector<'a> {
     pub(crate) store: Store,
     pub(crate) scenario: &'a Scenario,
@@ -88,6 +91,8 @@ impl Hit {
             Fault::HoldTraffic(traffic, direction) => fleet.line(worker).hold_traffic(traffic, direction),
             Fault::Partition(direction) => fleet.lines().for_each(|line| line.hold(direction)),
             Fault::Cut => fleet.line(worker).cut(),
+            Fault::CutRequest => fleet.line(worker).cut_after(true, which % BYTES),
+            Fault::CutAnswer => fleet.line(worker).cut_after(false, which % BYTES),
             Fault::Slow => fleet.line(worker).delay(SLOW),
         }
         if !fault.is_instant() {

@@ -84,6 +84,15 @@ impl Line {
         }
     }
 
+    /// The next connection that is to carry more than so many bytes that way is cut after as many.
+    pub(crate) fn cut_after(&self, to_server: bool, bytes: usize) {
+        match self {
+            Self::Redis(proxies) => proxies.iter().for_each(|proxy| proxy.cut_after(to_server, bytes)),
+            Self::Bytes(wires) => wires.iter().for_each(|wire| wire.cut_after(to_server, bytes)),
+            Self::None => {}
+        }
+    }
+
     /// Each answer takes so much longer.
     pub(crate) fn delay(&self, by: Duration) {
         if let Self::Redis(proxies) = self {

@@ -84,6 +84,8 @@ pub(crate) const ALL: &[Scenario] = &[
             Fault::HoldTraffic(Messages, ToClient),
             Fault::Partition(Both),
             Fault::Cut,
+            Fault::CutRequest,
+            Fault::CutAnswer,
             Fault::Slow,
         ],
         calm: SHORT_CALM,
@@ -159,6 +161,13 @@ pub(crate) const ALL: &[Scenario] = &[
         name: "refusals",
         holds: "I1 to I7: nobody who waits is told of them",
         faults: &REFUSALS,
+        ..PLAIN
+    },
+    Scenario {
+        name: "cut-messages",
+        holds: "I1 to I7: what may have been done is found out, or undone",
+        faults: &[Fault::CutRequest, Fault::CutAnswer],
+        calm: SHORT_CALM,
         ..PLAIN
     },
     one("no-room", WAITS, &[Fault::Server(ServerFault::NoRoom)]),

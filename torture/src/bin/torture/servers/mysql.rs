@@ -61,8 +61,8 @@ impl Server for Mysql {
             ServerFault::EndConnections => &[KILL],
             ServerFault::ReadOnly => &["SET GLOBAL read_only = 1"],
             ServerFault::StatementLimit => &["SET GLOBAL max_statement_time = 0.0001", KILL],
-            // One for each user, and a client needs two.
-            ServerFault::TooManyClients => &["SET GLOBAL max_user_connections = 1", KILL],
+            // A client needs two.
+            ServerFault::TooManyClients => &["ALTER USER leasehold@'%' WITH MAX_USER_CONNECTIONS 1", KILL],
             fault => return unknown(fault),
         };
         self.execute(statements).boxed()
@@ -76,7 +76,7 @@ impl Server for Mysql {
             }
             ServerFault::ReadOnly => &["SET GLOBAL read_only = 0"],
             ServerFault::StatementLimit => &["SET GLOBAL max_statement_time = 0", KILL],
-            ServerFault::TooManyClients => &["SET GLOBAL max_user_connections = 0"],
+            ServerFault::TooManyClients => &["ALTER USER leasehold@'%' WITH MAX_USER_CONNECTIONS 0"],
             _ => return done(),
         };
         self.execute(statements).boxed()

@@ -117,6 +117,7 @@ impl Server for Redis {
     fn end(&mut self, strike: Strike) -> Outcome<'_> {
         match strike.fault {
             ServerFault::Stop => self.server.resume(),
+            ServerFault::ClockBack => self.set_clock(|clock| clock.shift(BACK)),
             ServerFault::Busy => {
                 self.server.raw().send(&["SCRIPT", "KILL"]);
                 self.kept = None;
