@@ -8,6 +8,7 @@
 //! | [`nodes`] | [`Nodes`]: several independent servers, the nodes of a Redlock |
 //! | [`fake`] | [`FakeServer`]: a server of a version that is not installed |
 //! | [`proxy`] | [`Proxy`]: a wire that can be cut, held, and made to lose one reply |
+//! | [`budget`] | how many bytes go before a connection is cut |
 //! | [`faults`] | what the tests of faults do on every store |
 //! | [`handover`] | whether the tasks of a client pass a mutex on to each other in this run |
 //! | [`intercept`] | a store in memory on which a test answers some of the calls itself |
@@ -23,6 +24,7 @@
 #![allow(dead_code, unused_imports)]
 
 pub(crate) mod acl;
+pub(crate) mod budget;
 pub(crate) mod child;
 pub(crate) mod clock;
 pub(crate) mod fake;

@@ -18,6 +18,7 @@ use tokio::sync::{oneshot, watch};
 use tokio::task::{JoinHandle, JoinSet};
 use tokio::time::sleep;
 
+use super::budget::Budget;
 use super::resp::{Reply, parse_request};
 
 /// Which way bytes go.
@@ -67,6 +68,8 @@ struct Wire {
     hold: Mutex<Option<Trap>>,
     /// Sending ends that.
     resumes: watch::Sender<()>,
+    /// What may go to the server, and to the client.
+    budgets: (Budget, Budget),
 }
 
 /// What is held back.
@@ -172,6 +175,7 @@ impl Proxy {
             watch: Mutex::default(),
             hold: Mutex::default(),
             resumes: watch::Sender::default(),
+            budgets: Default::default(),
         });
         let accepting = tokio::spawn(accept(listener, Arc::clone(&wire)));
         Self { port, wire, accepting }
@@ -198,6 +202,13 @@ impl Proxy {
     /// Closes all connections there are (FIN), on both sides. New ones are welcome.
     pub(crate) fn cut(&self) {
         self.wire.cuts.send_replace(Cut::Close);
+    }
+
+    /// Closes the next connection that is to carry more than so many bytes that way, after as many.
+    pub(crate) fn cut_after(&self, to_server: bool, bytes: usize) {
+        let (requests, replies) = &self.wire.budgets;
+        let budget = if to_server { requests } else { replies };
+        budget.cut_after(bytes);
     }
 
     /// Resets all connections there are (RST), on both sides. New ones are welcome.
@@ -420,7 +431,11 @@ async fn requests(
             server.write_all(b"RESET\r\n").await?;
         }
         lock(connection).note(&request, wire);
-        server.write_all(&request.bytes).await?;
+        let some = wire.budgets.0.take(&request.bytes);
+        server.write_all(some).await?;
+        if some.len() < request.bytes.len() {
+            return Ok(());
+        }
         if let Some(seen) = spring(&wire.watch, &request) {
             let _ = seen.send(());
         }
@@ -480,7 +495,11 @@ async fn replies(
             micros => sleep(Duration::from_micros(micros)).await,
         }
         wire.passable(Direction::ToClient, number, listens).await;
-        client.write_all(&bytes).await?;
+        let some = wire.budgets.1.take(&bytes);
+        client.write_all(some).await?;
+        if some.len() < bytes.len() {
+            return Ok(());
+        }
     }
 }
 

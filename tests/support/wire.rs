@@ -16,6 +16,7 @@ use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::{oneshot, watch};
 use tokio::task::{JoinHandle, JoinSet};
 
+use super::budget::Budget;
 use super::within;
 
 /// How long a request that was late may take then.
@@ -97,6 +98,8 @@ struct Shared {
     held: watch::Sender<Held>,
     /// Sending freezes all connections there are.
     freezes: watch::Sender<()>,
+    /// What may go to the server, and to the client.
+    budgets: (Budget, Budget),
 }
 
 #[derive(Clone, Copy, Debug, Default)]
@@ -161,6 +164,7 @@ impl<P: Protocol> Wire<P> {
             cuts: watch::Sender::new(()),
             held: watch::Sender::default(),
             freezes: watch::Sender::new(()),
+            budgets: Default::default(),
         });
         let accepting = tokio::spawn(accept::<P>(listener, Arc::clone(&shared)));
         Self { port, shared, accepting, protocol: PhantomData }
@@ -214,6 +218,13 @@ impl<P: Protocol> Wire<P> {
     /// Closes all connections there are. New ones are welcome.
     pub(crate) fn cut(&self) {
         self.shared.cuts.send_replace(());
+    }
+
+    /// Closes the next connection that is to carry more than so many bytes that way, after as many.
+    pub(crate) fn cut_after(&self, to_server: bool, bytes: usize) {
+        let (requests, answers) = &self.shared.budgets;
+        let budget = if to_server { requests } else { answers };
+        budget.cut_after(bytes);
     }
 
     /// Black hole: nothing goes either way any more, and no connection is closed.
@@ -308,7 +319,8 @@ async fn pass_requests<P: Protocol>(
             }
         }
         shared.unheld(|held| held.to_server).await;
-        if server.write_all(&bytes).await.is_err() {
+        let some = shared.budgets.0.take(&bytes);
+        if server.write_all(some).await.is_err() || some.len() < bytes.len() {
             return;
         }
     }
@@ -331,7 +343,8 @@ async fn pass_answers<P: Protocol>(
             None => {}
         }
         shared.unheld(|held| held.to_client).await;
-        if client.write_all(&bytes).await.is_err() {
+        let some = shared.budgets.1.take(&bytes);
+        if client.write_all(some).await.is_err() || some.len() < bytes.len() {
             return;
         }
     }

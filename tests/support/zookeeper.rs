@@ -337,6 +337,11 @@ impl ZookeeperEnsemble {
         format!("zookeeper://{}", servers.join(","))
     }
 
+    /// Where the members serve clients.
+    pub(crate) fn ports(&self) -> Vec<u16> {
+        self.members.iter().map(|member| member.port).collect()
+    }
+
     /// Of the member that leads, or the first of those that follow.
     pub(crate) fn find(&self, leads: bool) -> usize {
         let end = Instant::now() + START;

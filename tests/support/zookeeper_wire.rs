@@ -56,9 +56,14 @@ impl Wire {
 
     /// Ends the session of somebody else. Its password follows from its number.
     pub(crate) fn end_session(port: u16, session: i64) {
+        assert!(Self::end_session_if_any(port, session), "there is no such session");
+    }
+
+    /// The same; `false` if there is no such session.
+    pub(crate) fn end_session_if_any(port: u16, session: i64) -> bool {
         let resume = || Self::resume(port, session, password(session), TIMEOUT);
         let mut taken = resume();
-        assert!(!matches!(taken, Some(None)), "there is no such session");
+        let is_there = !matches!(taken, Some(None));
         // Its owner may take it back before it is ended.
         while !matches!(taken, Some(None)) {
             if let Some(Some(mut wire)) = taken {
@@ -68,6 +73,7 @@ impl Wire {
             }
             taken = resume();
         }
+        is_there
     }
 
     /// `None` if the connection is closed, and `Some(None)` if there is no such session.

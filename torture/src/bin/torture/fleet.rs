@@ -11,7 +11,7 @@ use tokio::time::{Instant, sleep};
 use crate::clock::now;
 use crate::line::Line;
 use crate::log::Read;
-use crate::store::Server;
+use crate::servers::Server;
 use crate::support::child::ChildProcess;
 use crate::worker::Planted;
 
@@ -50,7 +50,7 @@ struct Worker {
 }
 
 impl Fleet {
-    pub(crate) async fn start(plan: Plan, count: usize, server: &Server) -> Result<Self, String> {
+    pub(crate) async fn start(plan: Plan, count: usize, server: &dyn Server) -> Result<Self, String> {
         let mut fleet = Self { plan, workers: Vec::new(), began: now(), next_client: 1, logs: Vec::new() };
         for _ in 0..count {
             let (line, url) = server.line().await;

@@ -7,15 +7,21 @@ use tokio::task::block_in_place;
 use tokio::time::sleep;
 
 use crate::clock::now;
+use crate::fault::Fault;
 use crate::fleet::Fleet;
 use crate::random::Random;
-use crate::scenario::{Fault, Scenario, length};
-use crate::store::Server;
+use crate::scenario::{Scenario, length};
+use crate::servers::{Server, Strike};
+use crate::store::{Store, is_back};
 
 /// How late each answer is on a line that is slow.
 const SLOW: Duration = Duration::from_millis(20);
 
+/// A connection is cut after fewer bytes: mostly within one message.
+const BYTES: usize = 200;
+
 pub(crate) struct Injector<'a> {
+    pub(crate) store: Store,
     pub(crate) scenario: &'a Scenario,
     pub(crate) faults: &'a [Fault],
     pub(crate) lease: Duration,
@@ -28,7 +34,7 @@ impl Injector<'_> {
     /// Until a moment from which what began last has ended.
     pub(crate) async fn run(
         &mut self,
-        server: &mut Server,
+        server: &mut dyn Server,
         fleet: &mut Fleet,
         end: Micros,
     ) -> Result<Vec<history::Fault>, String> {
@@ -48,14 +54,13 @@ impl Injector<'_> {
             let worker = self.random.within(0..fleet.len() as u64) as usize;
             let client = fleet.client(worker);
             let began = now();
-            self.cause(fault, lasts, worker, server, fleet).await?;
+            let which = self.random.within(0..1_000) as usize;
+            let hit = Hit { fault, lasts, worker, which };
+            hit.cause(server, fleet).await?;
             let what = fault.name();
-            let effect = match fault {
-                Fault::StopWorker => Effect::Pauses { client },
-                Fault::KillWorker => Effect::Kills { client },
-                Fault::Flush if self.is_secret => Effect::Delays,
-                Fault::EmptyServer | Fault::Flush => Effect::Forgets,
-                _ => Effect::Delays,
+            let effect = match fault.effect(self.store, client) {
+                Effect::Forgets if self.is_secret => Effect::Delays,
+                effect => effect,
             };
             // The moment at which a worker that is gone was killed is all that there is.
             let ended = if fault == Fault::KillWorker { began } else { now() };
@@ -63,41 +68,31 @@ impl Injector<'_> {
             done.push(history::Fault { began, ended, what, effect });
         }
     }
+}
 
-    /// From the beginning of a fault to its end.
-    async fn cause(
-        &self,
-        fault: Fault,
-        lasts: Duration,
-        worker: usize,
-        server: &mut Server,
-        fleet: &mut Fleet,
-    ) -> Result<(), String> {
+/// One time that a fault hits.
+struct Hit {
+    fault: Fault,
+    lasts: Duration,
+    worker: usize,
+    /// A random number: which of several servers, and the like.
+    which: usize,
+}
+
+impl Hit {
+    /// From its beginning to its end.
+    async fn cause(&self, server: &mut dyn Server, fleet: &mut Fleet) -> Result<(), String> {
+        let Self { fault, lasts, worker, which } = *self;
         match fault {
             Fault::StopWorker => block_in_place(|| fleet.pause(worker)),
             Fault::KillWorker => block_in_place(|| fleet.replace(worker))?,
-            Fault::StopServer => block_in_place(|| server.pause(worker)),
-            Fault::RestartServer | Fault::EmptyServer => {
-                block_in_place(|| {
-                    server.kill();
-                    server.restart();
-                });
-                server.is_back().await.map_err(|error| format!("the server does not come back: {error}"))?;
-            }
-            Fault::Flush => server.command(&["FLUSHALL"]),
-            Fault::ForgetScripts => server.command(&["SCRIPT", "FLUSH"]),
-            Fault::EndConnections => {
-                server.command(&["CLIENT", "KILL", "TYPE", "normal"]);
-                server.command(&["CLIENT", "KILL", "TYPE", "pubsub"]);
-            }
-            Fault::PauseWrites => {
-                server.command(&["CLIENT", "PAUSE", &lasts.as_millis().to_string(), "WRITE"]);
-            }
-            Fault::Refuse(setting, value, _) => server.command(&["CONFIG", "SET", setting, value]),
+            Fault::Server(fault) => server.begin(Strike { fault, lasts, which }).await?,
             Fault::Hold(direction) => fleet.line(worker).hold(direction),
             Fault::HoldTraffic(traffic, direction) => fleet.line(worker).hold_traffic(traffic, direction),
             Fault::Partition(direction) => fleet.lines().for_each(|line| line.hold(direction)),
             Fault::Cut => fleet.line(worker).cut(),
+            Fault::CutRequest => fleet.line(worker).cut_after(true, which % BYTES),
+            Fault::CutAnswer => fleet.line(worker).cut_after(false, which % BYTES),
             Fault::Slow => fleet.line(worker).delay(SLOW),
         }
         if !fault.is_instant() {
@@ -105,8 +100,10 @@ impl Injector<'_> {
         }
         match fault {
             Fault::StopWorker => fleet.resume(worker),
-            Fault::StopServer => server.resume(worker),
-            Fault::Refuse(setting, _, value) => server.command(&["CONFIG", "SET", setting, value]),
+            Fault::Server(fault) => {
+                server.end(Strike { fault, lasts, which }).await?;
+                is_back(server).await.map_err(|error| format!("after {fault:?}: {error}"))?;
+            }
             Fault::Hold(_) | Fault::HoldTraffic(..) => fleet.line(worker).resume(),
             Fault::Partition(_) => fleet.lines().for_each(|line| line.resume()),
             Fault::Slow => fleet.line(worker).delay(Duration::ZERO),

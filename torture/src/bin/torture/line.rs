@@ -13,13 +13,18 @@ use crate::support::{Direction, Proxy, Traffic};
 pub(crate) enum Line {
     /// One for each server; commands can be told from messages.
     Redis(Vec<Proxy>),
-    Bytes(Wire<Bytes>),
+    /// One for each server.
+    Bytes(Vec<Wire<Bytes>>),
     None,
 }
 
 impl Line {
-    pub(crate) async fn to(port: u16) -> Self {
-        Self::Bytes(Wire::start(port).await)
+    pub(crate) async fn to(ports: &[u16]) -> Self {
+        let mut wires = Vec::new();
+        for port in ports {
+            wires.push(Wire::start(*port).await);
+        }
+        Self::Bytes(wires)
     }
 
     pub(crate) async fn to_redis(ports: impl Iterator<Item = u16>) -> Self {
@@ -34,7 +39,7 @@ impl Line {
     pub(crate) fn ports(&self) -> Vec<u16> {
         match self {
             Self::Redis(proxies) => proxies.iter().map(Proxy::port).collect(),
-            Self::Bytes(wire) => vec![wire.port()],
+            Self::Bytes(wires) => wires.iter().map(Wire::port).collect(),
             Self::None => Vec::new(),
         }
     }
@@ -43,8 +48,10 @@ impl Line {
     pub(crate) fn hold(&self, direction: Direction) {
         match self {
             Self::Redis(proxies) => proxies.iter().for_each(|proxy| proxy.hold(direction)),
-            Self::Bytes(wire) => {
-                wire.hold_towards(direction != Direction::ToClient, direction != Direction::ToServer);
+            Self::Bytes(wires) => {
+                let (to_server, to_client) =
+                    (direction != Direction::ToClient, direction != Direction::ToServer);
+                wires.iter().for_each(|wire| wire.hold_towards(to_server, to_client));
             }
             Self::None => {}
         }
@@ -64,7 +71,7 @@ impl Line {
     pub(crate) fn resume(&self) {
         match self {
             Self::Redis(proxies) => proxies.iter().for_each(Proxy::resume),
-            Self::Bytes(wire) => wire.resume(),
+            Self::Bytes(wires) => wires.iter().for_each(Wire::resume),
             Self::None => {}
         }
     }
@@ -72,7 +79,16 @@ impl Line {
     pub(crate) fn cut(&self) {
         match self {
             Self::Redis(proxies) => proxies.iter().for_each(Proxy::cut),
-            Self::Bytes(wire) => wire.cut(),
+            Self::Bytes(wires) => wires.iter().for_each(Wire::cut),
+            Self::None => {}
+        }
+    }
+
+    /// The next connection that is to carry more than so many bytes that way is cut after as many.
+    pub(crate) fn cut_after(&self, to_server: bool, bytes: usize) {
+        match self {
+            Self::Redis(proxies) => proxies.iter().for_each(|proxy| proxy.cut_after(to_server, bytes)),
+            Self::Bytes(wires) => wires.iter().for_each(|wire| wire.cut_after(to_server, bytes)),
             Self::None => {}
         }
     }

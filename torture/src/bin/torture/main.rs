@@ -21,6 +21,7 @@
 //! * **Servers and proxies are those of the tests** (`tests/support`), as for the benches: included, not copied.
 
 mod clock;
+mod fault;
 mod fleet;
 mod injector;
 mod line;
@@ -29,6 +30,7 @@ mod register;
 mod report;
 mod run;
 mod scenario;
+mod servers;
 mod sites;
 mod store;
 mod worker;

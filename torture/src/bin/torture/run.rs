@@ -10,6 +10,7 @@ use leasehold_torture::history::{Effect, Fault, History, Micros, Usage};
 use leasehold_torture::judge::{Bounds, Verdict};
 
 use crate::clock::{micros, now};
+use crate::fault;
 use crate::fleet::{Fleet, Plan};
 use crate::injector::Injector;
 use crate::log::Read;
@@ -17,8 +18,9 @@ use crate::random::Random;
 use crate::register::Register;
 use crate::report::Report;
 use crate::scenario::Scenario;
+use crate::servers::Start;
 use crate::sites;
-use crate::store::{Server, Store};
+use crate::store::{self, Store};
 use crate::worker::Planted;
 
 /// The exit status if there are violations.
@@ -82,10 +84,15 @@ impl Options {
 }
 
 pub(crate) async fn run(options: &Options) -> Result<ExitCode, String> {
-    let faults = options.scenario.faults_on(options.store)?;
-    let Some(mut server) = Server::start_or_skip(options.store, options.scenario.is_on_disk) else {
+    let mut faults = options.scenario.faults_on(options.store)?;
+    let start = Start { is_on_disk: options.scenario.is_on_disk, faults: &faults };
+    let Some(mut server) = options.store.start_or_skip(start) else {
         return Ok(ExitCode::from(LEFT_OUT));
     };
+    faults.retain(|fault| !matches!(fault, fault::Fault::Server(fault) if !server.can_have(*fault)));
+    if faults.is_empty() && !options.scenario.faults.is_empty() {
+        return Ok(ExitCode::from(LEFT_OUT));
+    }
     let Options { scenario, seed, seconds, .. } = options;
     println!("{}, {}, seed {seed}, {seconds} s: {}", options.store.name(), scenario.name, scenario.holds);
     let temporary = tempfile::tempdir().map_err(|error| format!("a directory for events: {error}"))?;
@@ -109,18 +116,25 @@ pub(crate) async fn run(options: &Options) -> Result<ExitCode, String> {
         planted: options.planted,
     };
     let taken = sites::all(plan.has_semaphores, lease, plan.each);
-    let mut fleet = Fleet::start(plan, options.workers, &server).await?;
+    let mut fleet = Fleet::start(plan, options.workers, &*server).await?;
     tokio::time::sleep(BEGINNING).await;
     let is_secret = options.planted == Some(Planted::SecretFlush);
-    let mut injector =
-        Injector { scenario, faults: &faults, lease, random: Random::new(*seed, 0), is_secret };
+    let mut injector = Injector {
+        store: options.store,
+        scenario,
+        faults: &faults,
+        lease,
+        random: Random::new(*seed, 0),
+        is_secret,
+    };
     // The last fault ends before the end, so that everybody is served by then.
     let last = end.saturating_sub(micros(4 * lease));
-    let injected = injector.run(&mut server, &mut fleet, last).await?;
+    let injected = injector.run(&mut *server, &mut fleet, last).await?;
     fleet.finish().await?;
     let ended = now();
-    let remains =
-        server.remains(5 * lease + Duration::from_secs(1)).await.map_err(|error| error.to_string())?;
+    let remains = store::remains(&*server, 5 * lease + Duration::from_secs(1))
+        .await
+        .map_err(|error| error.to_string())?;
     let after = server.connections();
     let read = fleet.read()?;
     let usage = usage(&read, before.zip(after), remains);

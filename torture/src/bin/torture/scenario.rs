@@ -2,104 +2,11 @@
 
 use std::time::Duration;
 
+use crate::fault::{Fault, ServerFault};
 use crate::store::Store;
 use crate::support::{Direction, Traffic};
-
-/// Something that goes wrong.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Fault {
-    /// SIGSTOP to a worker.
-    StopWorker,
-    /// SIGKILL to a worker. Another one takes its place.
-    KillWorker,
-    /// SIGSTOP to the server; of Redlock's, to two.
-    StopServer,
-    /// SIGKILL to the server, which is started again with its disk.
-    RestartServer,
-    /// The same without anything on disk.
-    EmptyServer,
-    /// The store is emptied.
-    Flush,
-    /// The store forgets the scripts it knows.
-    ForgetScripts,
-    /// The server ends all connections.
-    EndConnections,
-    /// The server carries out nothing that writes, for a while.
-    PauseWrites,
-    /// The server refuses everything that writes: it has no room, or no replicas.
-    Refuse(&'static str, &'static str, &'static str),
-    /// What a worker sends, or is sent, or both, is kept and delivered later.
-    Hold(Direction),
-    /// The same, of its messages or of everything else alone.
-    HoldTraffic(Traffic, Direction),
-    /// The same for all workers.
-    Partition(Direction),
-    /// The connections of a worker are cut.
-    Cut,
-    /// What a worker is answered takes longer.
-    Slow,
-}
-
-const NO_ROOM: Fault = Fault::Refuse("maxmemory", "1", "0");
-const NO_REPLICAS: Fault = Fault::Refuse("min-replicas-to-write", "1", "0");
 use Direction::{Both, ToClient, ToServer};
 use Traffic::{Commands, Messages};
-
-impl Fault {
-    /// What it is called in the report.
-    pub(crate) fn name(self) -> String {
-        match self {
-            Self::StopWorker => "a worker is stopped".to_owned(),
-            Self::KillWorker => "a worker is killed".to_owned(),
-            Self::StopServer => "the server is stopped".to_owned(),
-            Self::RestartServer => "the server is killed and restarted".to_owned(),
-            Self::EmptyServer => "the server is restarted without its disk".to_owned(),
-            Self::Flush => "the store is emptied".to_owned(),
-            Self::ForgetScripts => "scripts are forgotten".to_owned(),
-            Self::EndConnections => "the server ends all connections".to_owned(),
-            Self::PauseWrites => "the server pauses what writes".to_owned(),
-            Self::Refuse(setting, value, _) => format!("the server refuses what writes ({setting} {value})"),
-            Self::Hold(direction) => format!("a worker's line is held ({direction:?})"),
-            Self::HoldTraffic(traffic, direction) => {
-                format!("{traffic:?} of a worker are held ({direction:?})")
-            }
-            Self::Partition(direction) => format!("all lines are held ({direction:?})"),
-            Self::Cut => "a worker's connections are cut".to_owned(),
-            Self::Slow => "a worker's answers are late".to_owned(),
-        }
-    }
-
-    /// Whether it ends the moment it begins.
-    pub(crate) const fn is_instant(self) -> bool {
-        matches!(
-            self,
-            Self::KillWorker
-                | Self::RestartServer
-                | Self::EmptyServer
-                | Self::Flush
-                | Self::ForgetScripts
-                | Self::EndConnections
-                | Self::Cut
-        )
-    }
-
-    pub(crate) const fn is_on(self, store: Store) -> bool {
-        match self {
-            Self::StopWorker | Self::KillWorker => true,
-            Self::EmptyServer
-            | Self::Flush
-            | Self::ForgetScripts
-            | Self::EndConnections
-            | Self::PauseWrites
-            | Self::Refuse(..) => matches!(store, Store::Redis),
-            Self::HoldTraffic(..) | Self::Slow => matches!(store, Store::Redis | Store::Redlock),
-            Self::RestartServer => !matches!(store, Store::Redlock | Store::Sqlite),
-            Self::StopServer | Self::Hold(_) | Self::Partition(_) | Self::Cut => {
-                !matches!(store, Store::Sqlite)
-            }
-        }
-    }
-}
 
 /// A scenario.
 #[derive(Debug)]
@@ -125,6 +32,25 @@ const CALM: (u64, u64) = (1_000, 2_500);
 const PLAIN: Scenario =
     Scenario { name: "", holds: "I1 to I7", faults: &[], lasts: ANY, calm: CALM, is_on_disk: true };
 
+const WAITS: &str = "I1 to I7: nobody who waits is told of it";
+const FORGETS: &str = "I2 to I7; I1 not until a lease after it, which is counted";
+
+const REFUSALS: [Fault; 8] = [
+    Fault::Server(ServerFault::NoRoom),
+    Fault::Server(ServerFault::NoReplicas),
+    Fault::Server(ServerFault::PauseWrites),
+    Fault::Server(ServerFault::CannotSave),
+    Fault::Server(ServerFault::Busy),
+    Fault::Server(ServerFault::TooManyClients),
+    Fault::Server(ServerFault::ReadOnly),
+    Fault::Server(ServerFault::StatementLimit),
+];
+
+/// A scenario of one fault.
+const fn one(name: &'static str, holds: &'static str, faults: &'static [Fault]) -> Scenario {
+    Scenario { name, holds, faults, ..PLAIN }
+}
+
 pub(crate) const ALL: &[Scenario] = &[
     Scenario {
         name: "mixed",
@@ -132,13 +58,24 @@ pub(crate) const ALL: &[Scenario] = &[
         faults: &[
             Fault::StopWorker,
             Fault::KillWorker,
-            Fault::StopServer,
-            Fault::RestartServer,
-            Fault::ForgetScripts,
-            Fault::EndConnections,
-            Fault::PauseWrites,
-            NO_ROOM,
-            NO_REPLICAS,
+            Fault::Server(ServerFault::Stop),
+            Fault::Server(ServerFault::Restart),
+            Fault::Server(ServerFault::ForgetScripts),
+            Fault::Server(ServerFault::EndConnections),
+            Fault::Server(ServerFault::PauseWrites),
+            Fault::Server(ServerFault::NoRoom),
+            Fault::Server(ServerFault::NoReplicas),
+            Fault::Server(ServerFault::CannotSave),
+            Fault::Server(ServerFault::Busy),
+            Fault::Server(ServerFault::TooManyClients),
+            Fault::Server(ServerFault::ReadOnly),
+            Fault::Server(ServerFault::StatementLimit),
+            Fault::Server(ServerFault::Compact),
+            Fault::Server(ServerFault::KillMinority),
+            Fault::Server(ServerFault::FailOver),
+            Fault::Server(ServerFault::MoveLeader),
+            Fault::Server(ServerFault::StopFollower),
+            Fault::Server(ServerFault::MoveSlot),
             Fault::Hold(Both),
             Fault::Hold(ToServer),
             Fault::Hold(ToClient),
@@ -147,6 +84,8 @@ pub(crate) const ALL: &[Scenario] = &[
             Fault::HoldTraffic(Messages, ToClient),
             Fault::Partition(Both),
             Fault::Cut,
+            Fault::CutRequest,
+            Fault::CutAnswer,
             Fault::Slow,
         ],
         calm: SHORT_CALM,
@@ -170,26 +109,26 @@ pub(crate) const ALL: &[Scenario] = &[
     Scenario {
         name: "stopped-server",
         holds: "I1 to I7: losses are told by the clients' own clocks",
-        faults: &[Fault::StopServer],
+        faults: &[Fault::Server(ServerFault::Stop)],
         ..PLAIN
     },
     Scenario {
         name: "server-restart",
         holds: "I1 to I7: what is on disk is not forgotten",
-        faults: &[Fault::RestartServer],
+        faults: &[Fault::Server(ServerFault::Restart)],
         ..PLAIN
     },
     Scenario {
         name: "server-restart-without-disk",
         holds: "I2 to I7; I1 not until a lease after the restart, which is counted",
-        faults: &[Fault::EmptyServer],
+        faults: &[Fault::Server(ServerFault::RestartEmpty)],
         is_on_disk: false,
         ..PLAIN
     },
     Scenario {
         name: "flush",
         holds: "I2 to I7; I1 not until a lease after it, which is counted",
-        faults: &[Fault::Flush],
+        faults: &[Fault::Server(ServerFault::Flush)],
         ..PLAIN
     },
     Scenario {
@@ -221,9 +160,40 @@ pub(crate) const ALL: &[Scenario] = &[
     Scenario {
         name: "refusals",
         holds: "I1 to I7: nobody who waits is told of them",
-        faults: &[NO_ROOM, NO_REPLICAS, Fault::PauseWrites],
+        faults: &REFUSALS,
         ..PLAIN
     },
+    Scenario {
+        name: "cut-messages",
+        holds: "I1 to I7: what may have been done is found out, or undone",
+        faults: &[Fault::CutRequest, Fault::CutAnswer],
+        calm: SHORT_CALM,
+        ..PLAIN
+    },
+    one("no-room", WAITS, &[Fault::Server(ServerFault::NoRoom)]),
+    one("no-replicas", WAITS, &[Fault::Server(ServerFault::NoReplicas)]),
+    one("paused-writes", WAITS, &[Fault::Server(ServerFault::PauseWrites)]),
+    one("cannot-save", WAITS, &[Fault::Server(ServerFault::CannotSave)]),
+    one("busy", WAITS, &[Fault::Server(ServerFault::Busy)]),
+    one("too-many-clients", WAITS, &[Fault::Server(ServerFault::TooManyClients)]),
+    one("read-only", WAITS, &[Fault::Server(ServerFault::ReadOnly)]),
+    one("statement-limit", WAITS, &[Fault::Server(ServerFault::StatementLimit)]),
+    one("forgotten-scripts", PLAIN.holds, &[Fault::Server(ServerFault::ForgetScripts)]),
+    one("ended-connections", PLAIN.holds, &[Fault::Server(ServerFault::EndConnections)]),
+    one("compaction", PLAIN.holds, &[Fault::Server(ServerFault::Compact)]),
+    one("ended-sessions", FORGETS, &[Fault::Server(ServerFault::EndSessions)]),
+    one("clock-ahead", FORGETS, &[Fault::Server(ServerFault::ClockAhead)]),
+    one("clock-back", FORGETS, &[Fault::Server(ServerFault::ClockBack)]),
+    one("killed-minority", PLAIN.holds, &[Fault::Server(ServerFault::KillMinority)]),
+    one("replaced-node", FORGETS, &[Fault::Server(ServerFault::ReplaceOne)]),
+    one(
+        "failover",
+        "I1 to I7; where servers confirm what the others do not know yet, I1 from a lease after it",
+        &[Fault::Server(ServerFault::FailOver)],
+    ),
+    one("moved-leader", PLAIN.holds, &[Fault::Server(ServerFault::MoveLeader)]),
+    one("stopped-follower", PLAIN.holds, &[Fault::Server(ServerFault::StopFollower)]),
+    one("moved-slot", PLAIN.holds, &[Fault::Server(ServerFault::MoveSlot)]),
 ];
 
 impl Scenario {

@@ -1,4 +1,4 @@
-//! The servers of each store, with the faults that they have in common.
+//! The stores, and what all of their servers have in common.
 
 use std::time::Duration;
 
@@ -7,9 +7,8 @@ use futures::TryStreamExt;
 use leasehold::Client;
 use tokio::time::{Instant, sleep};
 
-use crate::line::Line;
-use crate::support::{Nodes, RedisServer, Setup};
-use crate::{etcd, mysql, nodes_url, postgres, sqlite, zookeeper};
+use crate::fault::ServerFault;
+use crate::servers::{self, Server, Start};
 
 /// How long a server may take to be used again after a fault.
 const BACK: Duration = Duration::from_secs(30);
@@ -19,10 +18,19 @@ pub(crate) enum Store {
     Redis,
     /// Five servers of Redis.
     Redlock,
+    /// A primary of Redis with two replicas, and three sentinels.
+    Sentinel,
+    /// Three primaries of Redis with a replica each.
+    Cluster,
     Postgres,
+    #[value(alias = "mariadb")]
     Mysql,
     Etcd,
+    /// Three members.
+    EtcdCluster,
     Zookeeper,
+    /// Three servers, of which one leads.
+    ZookeeperEnsemble,
     Sqlite,
 }
 
@@ -31,11 +39,16 @@ impl Store {
         !matches!(self, Self::Redlock)
     }
 
+    /// Whether there is a network between workers and it that can be harmed.
+    pub(crate) const fn has_lines(self) -> bool {
+        !matches!(self, Self::Sentinel | Self::Cluster | Self::Sqlite)
+    }
+
     /// The shortest lease that makes sense on it.
     pub(crate) const fn lease(self) -> Duration {
         match self {
             // It does not have shorter ones, and ends them late.
-            Self::Etcd => Duration::from_secs(2),
+            Self::Etcd | Self::EtcdCluster => Duration::from_secs(2),
             _ => Duration::from_secs(1),
         }
     }
@@ -44,196 +57,91 @@ impl Store {
         match self {
             Self::Redis => "redis",
             Self::Redlock => "redlock",
+            Self::Sentinel => "sentinel",
+            Self::Cluster => "cluster",
             Self::Postgres => "postgres",
             Self::Mysql => "mysql",
             Self::Etcd => "etcd",
+            Self::EtcdCluster => "etcd-cluster",
             Self::Zookeeper => "zookeeper",
+            Self::ZookeeperEnsemble => "zookeeper-ensemble",
             Self::Sqlite => "sqlite",
         }
     }
-}
 
-/// What runs.
-#[derive(Debug)]
-pub(crate) enum Server {
-    Redis(RedisServer),
-    Redlock(Nodes),
-    Postgres(postgres::PostgresServer),
-    Mysql(mysql::MysqlServer),
-    Etcd(etcd::EtcdServer),
-    Zookeeper(zookeeper::ZookeeperServer),
-    Sqlite(sqlite::SqliteFile),
-}
+    /// What its servers can suffer.
+    pub(crate) const fn faults(self) -> &'static [ServerFault] {
+        match self {
+            Self::Redis => servers::redis::FAULTS,
+            Self::Redlock => servers::redlock::FAULTS,
+            Self::Sentinel => servers::sentinel::FAULTS,
+            Self::Cluster => servers::cluster::FAULTS,
+            Self::Postgres => servers::postgres::FAULTS,
+            Self::Mysql => servers::mysql::FAULTS,
+            Self::Etcd => servers::etcd::FAULTS,
+            Self::EtcdCluster => servers::etcd_cluster::FAULTS,
+            Self::Zookeeper => servers::zookeeper::FAULTS,
+            Self::ZookeeperEnsemble => servers::zookeeper_ensemble::FAULTS,
+            Self::Sqlite => servers::sqlite::FAULTS,
+        }
+    }
 
-impl Server {
     /// `None` if this machine does not have it.
-    pub(crate) fn start_or_skip(store: Store, is_on_disk: bool) -> Option<Self> {
-        let left_out = "torture";
-        Some(match store {
-            Store::Redis => {
-                let setup = if is_on_disk { Setup::on_disk() } else { Setup::default() };
-                Self::Redis(RedisServer::start_with_or_skip(left_out, setup)?)
+    pub(crate) fn start_or_skip(self, start: Start<'_>) -> Option<Box<dyn Server>> {
+        Some(match self {
+            Self::Redis => Box::new(servers::redis::Redis::start_or_skip(start)?),
+            Self::Redlock => Box::new(servers::redlock::Redlock::start_or_skip(start)?),
+            Self::Sentinel => Box::new(servers::sentinel::Sentinel::start_or_skip()?),
+            Self::Cluster => Box::new(servers::cluster::Cluster::start_or_skip()?),
+            Self::Postgres => Box::new(servers::postgres::Postgres::start_or_skip()?),
+            Self::Mysql => Box::new(servers::mysql::Mysql::start_or_skip()?),
+            Self::Etcd => Box::new(servers::etcd::Etcd::start_or_skip()?),
+            Self::EtcdCluster => Box::new(servers::etcd_cluster::EtcdCluster::start_or_skip()?),
+            Self::Zookeeper => Box::new(servers::zookeeper::Zookeeper::start_or_skip()?),
+            Self::ZookeeperEnsemble => {
+                Box::new(servers::zookeeper_ensemble::ZookeeperEnsemble::start_or_skip()?)
             }
-            Store::Redlock => Self::Redlock(Nodes::start_or_skip(left_out, 5)?),
-            Store::Postgres => Self::Postgres(postgres::PostgresServer::start_or_skip(left_out)?),
-            Store::Mysql => Self::Mysql(mysql::MysqlServer::start_or_skip(left_out)?),
-            Store::Etcd => Self::Etcd(etcd::EtcdServer::start_or_skip(left_out)?),
-            Store::Zookeeper => Self::Zookeeper(zookeeper::ZookeeperServer::start_or_skip(left_out)?),
-            Store::Sqlite => Self::Sqlite(sqlite::SqliteFile::new()),
+            Self::Sqlite => Box::new(servers::sqlite::Sqlite::start(start)),
         })
     }
+}
 
-    /// The line of a worker, and the URL through it.
-    pub(crate) async fn line(&self) -> (Line, String) {
-        let line = match self {
-            Self::Redis(server) => Line::to_redis([server.port()].into_iter()).await,
-            Self::Redlock(nodes) => Line::to_redis(nodes.0.iter().map(RedisServer::port)).await,
-            Self::Postgres(server) => Line::to(server.port()).await,
-            Self::Mysql(server) => Line::to(server.port()).await,
-            Self::Etcd(server) => Line::to(server.port()).await,
-            Self::Zookeeper(server) => Line::to(server.port()).await,
-            Self::Sqlite(_) => Line::None,
-        };
-        let url = self.url(&line);
-        (line, url)
-    }
-
-    fn url(&self, line: &Line) -> String {
-        let ports = line.ports();
-        let port = ports.first().copied().unwrap_or_default();
-        match self {
-            Self::Redis(_) => crate::support::url_of(port),
-            Self::Redlock(_) => nodes_url(ports.into_iter()),
-            Self::Postgres(server) => server.url_through(port),
-            Self::Mysql(server) => server.url_through(port),
-            Self::Etcd(server) => server.url_through(port),
-            Self::Zookeeper(server) => server.url_through(port),
-            Self::Sqlite(file) => file.url(),
-        }
-    }
-
-    /// The URL without a line.
-    fn direct_url(&self) -> String {
-        match self {
-            Self::Redis(server) => server.url(),
-            Self::Redlock(nodes) => nodes.url(),
-            Self::Postgres(server) => server.url(),
-            Self::Mysql(server) => server.url(),
-            Self::Etcd(server) => server.url(),
-            Self::Zookeeper(server) => server.url(),
-            Self::Sqlite(file) => file.url(),
-        }
-    }
-
-    /// SIGSTOP; of Redlock's nodes, to a minority.
-    pub(crate) fn pause(&self, which: usize) {
-        match self {
-            Self::Redis(server) => server.pause(),
-            Self::Redlock(nodes) => minority(nodes, which).for_each(RedisServer::pause),
-            Self::Postgres(server) => server.pause(),
-            Self::Mysql(server) => server.pause(),
-            Self::Etcd(server) => server.pause(),
-            Self::Zookeeper(server) => server.pause(),
-            Self::Sqlite(_) => {}
-        }
-    }
-
-    /// SIGCONT.
-    pub(crate) fn resume(&self, which: usize) {
-        match self {
-            Self::Redis(server) => server.resume(),
-            Self::Redlock(nodes) => minority(nodes, which).for_each(RedisServer::resume),
-            Self::Postgres(server) => server.resume(),
-            Self::Mysql(server) => server.resume(),
-            Self::Etcd(server) => server.resume(),
-            Self::Zookeeper(server) => server.resume(),
-            Self::Sqlite(_) => {}
-        }
-    }
-
-    /// SIGKILL.
-    pub(crate) fn kill(&mut self) {
-        match self {
-            Self::Redis(server) => server.kill(),
-            Self::Postgres(server) => server.kill(),
-            Self::Mysql(server) => server.kill(),
-            Self::Etcd(server) => server.kill(),
-            Self::Zookeeper(server) => server.kill(),
-            Self::Redlock(_) | Self::Sqlite(_) => {}
-        }
-    }
-
-    /// It runs again, with what it has on disk.
-    pub(crate) fn restart(&mut self) {
-        match self {
-            Self::Redis(server) => server.restart(),
-            Self::Postgres(server) => server.restart(),
-            Self::Mysql(server) => server.restart(),
-            Self::Etcd(server) => server.restart(),
-            Self::Zookeeper(server) => server.restart(),
-            Self::Redlock(_) | Self::Sqlite(_) => {}
-        }
-    }
-
-    /// A command of Redis, by hand.
-    pub(crate) fn command(&self, words: &[&str]) {
-        if let Self::Redis(server) = self {
-            server.raw().send(words);
-        }
-    }
-
-    /// Connections of clients at the server, where that can be told.
-    pub(crate) fn connections(&self) -> Option<u64> {
-        let Self::Redis(server) = self else { return None };
-        let list = server.raw().send(&["CLIENT", "LIST"]).text()?;
-        // One is that of the question.
-        Some(list.lines().count() as u64 - 1)
-    }
-
-    /// What is left in the store besides fences, when it stays the same for longer than this.
-    pub(crate) async fn remains(&self, patience: Duration) -> Result<Vec<String>, leasehold::Error> {
-        let client = self.client().await?;
-        let end = Instant::now() + patience;
-        let left = loop {
-            let left = match self {
-                Self::Redis(server) => {
-                    let mut keys = server.raw().keys("*");
-                    keys.retain(|key| !key.ends_with(":fence") && !key.ends_with(":revoked"));
-                    keys
-                }
-                _ => {
-                    let listed: Vec<_> = client.list("").try_collect().await?;
-                    listed.into_iter().map(|found| format!("{found:?}")).collect()
-                }
-            };
-            if left.is_empty() || Instant::now() > end {
-                break left;
+/// What is left in the store besides fences, when it stays the same for longer than this.
+pub(crate) async fn remains(
+    server: &dyn Server,
+    patience: Duration,
+) -> Result<Vec<String>, leasehold::Error> {
+    let client = client(server).await?;
+    let end = Instant::now() + patience;
+    let left = loop {
+        let left = match server.records() {
+            Some(records) => records,
+            None => {
+                let listed: Vec<_> = client.list("").try_collect().await?;
+                listed.into_iter().map(|found| format!("{found:?}")).collect()
             }
-            sleep(Duration::from_millis(20)).await;
         };
-        client.shutdown().await?;
-        Ok(left)
-    }
-
-    /// A client without a line, as soon as the server takes one.
-    async fn client(&self) -> Result<Client, leasehold::Error> {
-        let end = Instant::now() + BACK;
-        loop {
-            match Client::connect(&self.direct_url()).await {
-                Err(_) if Instant::now() < end => sleep(Duration::from_millis(20)).await,
-                answer => return answer,
-            }
+        if left.is_empty() || Instant::now() > end {
+            break left;
         }
-    }
+        sleep(Duration::from_millis(20)).await;
+    };
+    client.shutdown().await?;
+    Ok(left)
+}
 
-    /// Until it answers to whoever is new.
-    pub(crate) async fn is_back(&self) -> Result<(), leasehold::Error> {
-        self.client().await?.shutdown().await
+/// A client without a line, as soon as the server takes one.
+async fn client(server: &dyn Server) -> Result<Client, leasehold::Error> {
+    let end = Instant::now() + BACK;
+    loop {
+        match Client::connect(&server.url()).await {
+            Err(_) if Instant::now() < end => sleep(Duration::from_millis(20)).await,
+            answer => return answer,
+        }
     }
 }
 
-/// Two of five.
-fn minority(nodes: &Nodes, which: usize) -> impl Iterator<Item = &RedisServer> {
-    let count = nodes.0.len();
-    [which, which + 1].into_iter().map(move |n| &nodes.0[n % count])
+/// Until it answers to whoever is new.
+pub(crate) async fn is_back(server: &dyn Server) -> Result<(), leasehold::Error> {
+    client(server).await?.shutdown().await
 }

@@ -1,0 +1,125 @@
+//! What runs for each store, with the faults that it can have: one module for each.
+
+pub(crate) mod cluster;
+pub(crate) mod etcd;
+pub(crate) mod etcd_cluster;
+pub(crate) mod mysql;
+pub(crate) mod postgres;
+pub(crate) mod redis;
+pub(crate) mod redlock;
+pub(crate) mod sentinel;
+pub(crate) mod sqlite;
+pub(crate) mod zookeeper;
+pub(crate) mod zookeeper_ensemble;
+
+use std::fmt::Debug;
+use std::time::Duration;
+
+use futures::future::{BoxFuture, FutureExt, ready};
+use tokio::time::{Instant, sleep};
+
+use crate::fault::{Fault, ServerFault};
+use crate::line::Line;
+
+/// How a server is started.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Start<'a> {
+    /// Whether it keeps everything on disk.
+    pub(crate) is_on_disk: bool,
+    /// What it will suffer.
+    pub(crate) faults: &'a [Fault],
+}
+
+impl Start<'_> {
+    fn will_suffer(&self, fault: ServerFault) -> bool {
+        self.faults.contains(&Fault::Server(fault))
+    }
+}
+
+/// How long servers may take to agree with each other.
+const PATIENCE: Duration = Duration::from_secs(60);
+
+/// Named when a machine does not have a server.
+const LEFT_OUT: &str = "torture";
+
+/// One time that a fault hits.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Strike {
+    pub(crate) fault: ServerFault,
+    /// For how long.
+    pub(crate) lasts: Duration,
+    /// A random number: which of several servers, and the like.
+    pub(crate) which: usize,
+}
+
+pub(crate) type Outcome<'a> = BoxFuture<'a, Result<(), String>>;
+
+/// The server of a store, or several that belong together.
+pub(crate) trait Server: Debug + Send + Sync {
+    /// Where its clients connect.
+    fn url(&self) -> String;
+
+    /// The line of a worker, and the URL through it.
+    fn line(&self) -> BoxFuture<'_, (Line, String)>;
+
+    /// Whether this machine has what the fault needs.
+    fn can_have(&self, _: ServerFault) -> bool {
+        true
+    }
+
+    /// Begins a fault.
+    fn begin(&mut self, strike: Strike) -> Outcome<'_>;
+
+    /// Ends it, if it has not ended the moment it began.
+    fn end(&mut self, strike: Strike) -> Outcome<'_>;
+
+    /// Connections of clients at the server, where that can be told.
+    fn connections(&self) -> Option<u64> {
+        None
+    }
+
+    /// What is in the store besides fences. `None` where the crate's own list has to do.
+    fn records(&self) -> Option<Vec<String>> {
+        None
+    }
+}
+
+/// What is done at once is done.
+fn done<'a>() -> Outcome<'a> {
+    ready(Ok(())).boxed()
+}
+
+/// A fault is not one of those that the store has said it can have.
+fn unknown<'a>(fault: ServerFault) -> Outcome<'a> {
+    ready(Err(format!("this store cannot have {fault:?}"))).boxed()
+}
+
+/// A line to one server, through which `url` leads.
+async fn one_line(port: u16, url: impl FnOnce(u16) -> String + Send) -> (Line, String) {
+    let line = Line::to(&[port]).await;
+    let through = line.ports()[0];
+    (line, url(through))
+}
+
+/// Two of five.
+fn minority<T>(nodes: &mut [T], which: usize) -> impl Iterator<Item = &mut T> {
+    let count = nodes.len();
+    let (size, first) = (count.saturating_sub(1) / 2, which % count);
+    nodes
+        .iter_mut()
+        .enumerate()
+        .filter(move |(n, _)| (n + count - first) % count < size)
+        .map(|(_, node)| node)
+}
+
+/// Waits until it is so; the tasks of this program go on meanwhile.
+async fn until(what: &str, mut is_so: impl FnMut() -> bool + Send) -> Result<(), String> {
+    let end = Instant::now() + PATIENCE;
+    while !is_so() {
+        if Instant::now() > end {
+            return Err(format!("{what}: not within {PATIENCE:?}"));
+        }
+        sleep(Duration::from_millis(10)).await;
+    }
+    Ok(())
+}
