@@ -180,6 +180,11 @@ impl ServerFault {
         )
     }
 
+    /// Whether servers are then to be awaited.
+    pub(crate) const fn ends_servers(self) -> bool {
+        matches!(self, Self::Restart | Self::RestartEmpty | Self::KillMinority | Self::FailOver)
+    }
+
     /// Whether the store then knows less than before, or something else than its clients, so that exclusion is not
     /// promised. A server that takes over is told of writes by the others when they are confirmed only if they agree
     /// on them.

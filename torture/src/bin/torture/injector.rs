@@ -102,7 +102,9 @@ impl Hit {
             Fault::StopWorker => fleet.resume(worker),
             Fault::Server(fault) => {
                 server.end(Strike { fault, lasts, which }).await?;
-                is_back(server).await.map_err(|error| format!("after {fault:?}: {error}"))?;
+                if fault.ends_servers() {
+                    is_back(server).await.map_err(|error| format!("after {fault:?}: {error}"))?;
+                }
             }
             Fault::Hold(_) | Fault::HoldTraffic(..) => fleet.line(worker).resume(),
             Fault::Partition(_) => fleet.lines().for_each(|line| line.resume()),
