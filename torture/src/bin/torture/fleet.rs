@@ -87,10 +87,6 @@ impl Fleet {
         args
     }
 
-    pub(crate) const fn len(&self) -> usize {
-        self.workers.len()
-    }
-
     pub(crate) fn client(&self, worker: usize) -> u32 {
         self.workers[worker].client
     }
@@ -101,6 +97,10 @@ impl Fleet {
 
     pub(crate) fn lines(&self) -> impl Iterator<Item = &Line> {
         self.workers.iter().map(|worker| &worker.line)
+    }
+
+    pub(crate) const fn began(&self) -> Micros {
+        self.began
     }
 
     /// In seconds since the start.

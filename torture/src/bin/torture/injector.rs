@@ -8,60 +8,82 @@ use tokio::time::sleep;
 
 use crate::clock::now;
 use crate::fleet::Fleet;
-use crate::random::Random;
-use crate::scenario::{Fault, Scenario, length};
+use crate::scenario::Fault;
+use crate::schedule::{Chosen, Schedule, Scheduled};
 use crate::store::Server;
 
 /// How late each answer is on a line that is slow.
 const SLOW: Duration = Duration::from_millis(20);
 
 pub(crate) struct Injector<'a> {
-    pub(crate) scenario: &'a Scenario,
-    pub(crate) faults: &'a [Fault],
-    pub(crate) lease: Duration,
-    pub(crate) random: Random,
+    pub(crate) schedule: Schedule<'a>,
+    /// Which of them are caused; the others only take their time.
+    pub(crate) chosen: Option<&'a Chosen>,
+    /// Nothing is printed.
+    pub(crate) is_quiet: bool,
     /// The planted mistake: nobody is told that the store was emptied.
     pub(crate) is_secret: bool,
+}
+
+/// A fault that was caused.
+#[derive(Clone, Debug)]
+pub(crate) struct Injected {
+    pub(crate) number: usize,
+    pub(crate) fault: history::Fault,
+    /// Whom it concerns alone.
+    pub(crate) client: Option<u32>,
 }
 
 impl Injector<'_> {
     /// Until a moment from which what began last has ended.
     pub(crate) async fn run(
-        &mut self,
+        &self,
         server: &mut Server,
         fleet: &mut Fleet,
         end: Micros,
-    ) -> Result<Vec<history::Fault>, String> {
+    ) -> Result<Vec<Injected>, String> {
         let mut done = Vec::new();
-        loop {
-            let (least, most) = self.scenario.calm;
-            sleep(self.random.millis(least..most)).await;
+        for scheduled in self.schedule.clone() {
+            sleep(scheduled.calm).await;
             if now() >= end {
                 return Ok(done);
             }
-            if self.faults.is_empty() {
-                continue;
+            if self.chosen.is_none_or(|chosen| chosen.has(scheduled.number)) {
+                done.push(self.inject(&scheduled, server, fleet).await?);
+            } else {
+                sleep(scheduled.length()).await;
             }
-            let fault = *self.random.choose(self.faults);
-            let (least, most) = *self.random.choose(self.scenario.lasts);
-            let lasts = length(self.random.within(least..most), self.lease);
-            let worker = self.random.within(0..fleet.len() as u64) as usize;
-            let client = fleet.client(worker);
-            let began = now();
-            self.cause(fault, lasts, worker, server, fleet).await?;
-            let what = fault.name();
-            let effect = match fault {
-                Fault::StopWorker => Effect::Pauses { client },
-                Fault::KillWorker => Effect::Kills { client },
-                Fault::Flush if self.is_secret => Effect::Delays,
-                Fault::EmptyServer | Fault::Flush => Effect::Forgets,
-                _ => Effect::Delays,
-            };
-            // The moment at which a worker that is gone was killed is all that there is.
-            let ended = if fault == Fault::KillWorker { began } else { now() };
-            println!("{:>10.3} s  {what}, for {} ms", fleet.since(began), (ended - began) / 1_000);
-            done.push(history::Fault { began, ended, what, effect });
         }
+        sleep(Duration::from_micros(end.saturating_sub(now()))).await;
+        Ok(done)
+    }
+
+    async fn inject(
+        &self,
+        scheduled: &Scheduled,
+        server: &mut Server,
+        fleet: &mut Fleet,
+    ) -> Result<Injected, String> {
+        let Scheduled { number, fault, lasts, worker, .. } = *scheduled;
+        let client = fleet.client(worker);
+        let began = now();
+        self.cause(fault, lasts, worker, server, fleet).await?;
+        let what = fault.name();
+        let effect = match fault {
+            Fault::StopWorker => Effect::Pauses { client },
+            Fault::KillWorker => Effect::Kills { client },
+            Fault::Flush if self.is_secret => Effect::Delays,
+            Fault::EmptyServer | Fault::Flush => Effect::Forgets,
+            _ => Effect::Delays,
+        };
+        // The moment at which a worker that is gone was killed is all that there is.
+        let ended = if fault == Fault::KillWorker { began } else { now() };
+        if !self.is_quiet {
+            let (at, lasted) = (fleet.since(began), (ended - began) / 1_000);
+            println!("{number:>4} {at:>10.3} s  {what}, for {lasted} ms");
+        }
+        let fault = history::Fault { began, ended, what, effect };
+        Ok(Injected { number, fault, client: scheduled.fault.is_of_worker().then_some(client) })
     }
 
     /// From the beginning of a fault to its end.

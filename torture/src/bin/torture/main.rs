@@ -22,6 +22,7 @@
 
 mod clock;
 mod fleet;
+mod guarantees;
 mod injector;
 mod line;
 mod log;
@@ -29,6 +30,8 @@ mod register;
 mod report;
 mod run;
 mod scenario;
+mod schedule;
+mod shrinking;
 mod sites;
 mod store;
 mod worker;
@@ -70,6 +73,8 @@ enum Command {
     /// One of the processes that this program starts.
     #[command(hide = true)]
     Worker(worker::Orders),
+    /// Writes the page of guarantees from what was kept of runs.
+    Guarantees(guarantees::Orders),
 }
 
 #[tokio::main(flavor = "multi_thread", worker_threads = 2)]
@@ -79,6 +84,7 @@ async fn main() -> ExitCode {
         Some(Command::Worker(orders)) => {
             worker::work(orders).await.map(|()| ExitCode::SUCCESS).map_err(|error| error.to_string())
         }
+        Some(Command::Guarantees(orders)) => guarantees::write(&orders),
         None => run::run(&arguments.run).await,
     };
     outcome.unwrap_or_else(|error| {

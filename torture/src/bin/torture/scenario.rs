@@ -83,6 +83,19 @@ impl Fault {
         )
     }
 
+    /// Whether it concerns one worker and no other.
+    pub(crate) const fn is_of_worker(self) -> bool {
+        matches!(
+            self,
+            Self::StopWorker
+                | Self::KillWorker
+                | Self::Hold(_)
+                | Self::HoldTraffic(..)
+                | Self::Cut
+                | Self::Slow
+        )
+    }
+
     pub(crate) const fn is_on(self, store: Store) -> bool {
         match self {
             Self::StopWorker | Self::KillWorker => true,
