@@ -270,7 +270,7 @@ height=\"9\" y=\"1\"/></svg> the lease has ended, and its holder cannot be told<
 forgets</span> <span class=\"key\"><svg viewBox=\"0 0 26 12\"><rect class=\"band kills\" x=\"11\" width=\"2\" height=\"12\"/></svg> \
 killed</span> <span class=\"key\"><svg viewBox=\"0 0 26 12\"><rect class=\"band stalls\" width=\"26\" height=\"12\"/></svg> the \
 machine was busy</span> <span class=\"key\"><svg viewBox=\"0 0 26 12\"><path class=\"violation\" d=\"M13 0V12\"/></svg> a \
-violation</span>. Point at anything to see its time and its token.";
+violation</span> Point at anything to see its time and its token.";
 
 const STYLE: &str = include_str!("page.css");
 

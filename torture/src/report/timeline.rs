@@ -35,7 +35,7 @@ const BETWEEN: f64 = 7.0;
 /// Under the lanes, the times.
 const AXIS: f64 = 22.0;
 /// So many bars can be told from each other; where there are more, those that are close to each other become one.
-const BARS: usize = 260;
+const BARS: usize = 200;
 
 /// Where moments are.
 #[derive(Clone, Debug)]
@@ -202,7 +202,8 @@ impl Scene<'_> {
     fn bands(&self, picture: &mut Picture, lanes: &[Lane<'_>], scale: &Scale) {
         let bottom = picture.height;
         let mut free = [LEFT - 60.0; 2];
-        for fault in self.history.faults.iter().filter(|fault| scale.shows(fault.began, fault.ended)) {
+        let shown = self.history.faults.iter().filter(|fault| scale.shows(fault.began, fault.ended));
+        for fault in shown.filter(|fault| !self.is_part(fault)) {
             let client = self.client_of(fault);
             let lane = lanes.iter().find(|lane| Some(lane.client) == client);
             let (y, height) = match (lane, client) {
@@ -225,6 +226,16 @@ impl Scene<'_> {
                 picture.words("small fault", (x, 12.0 + 13.0 * line as f64), "start", words);
             }
         }
+    }
+
+    /// Whether it is what a client notices of having been stopped.
+    fn is_part(&self, stall: &Fault) -> bool {
+        let Effect::Stalls { client } = stall.effect else { return false };
+        self.history.faults.iter().any(|fault| {
+            fault.effect == Effect::Pauses { client }
+                && fault.began <= stall.ended
+                && stall.began <= fault.ended
+        })
     }
 
     fn lane(&self, picture: &mut Picture, lane: &Lane<'_>, scale: &Scale) {
@@ -257,7 +268,7 @@ impl Scene<'_> {
         let here = refused.filter(|write| site_of(self.history, write) == Some(site));
         for write in here.filter(|write| scale.shows(write.at, write.at)) {
             let lane = lanes.iter().find(|lane| lane.has(write.token));
-            let y = lane.map_or(TOP - 8.0, |lane| lane.y + ROW / 2.0 - 1.0);
+            let y = lane.map_or(TOP - 8.0, |lane| lane.y + lane.height() - 2.0);
             let title = format!("a write under token {} is refused at {}", write.token, scale.time(write.at));
             picture.path(
                 "refused",
@@ -524,8 +535,11 @@ mod tests {
         );
         run.fault(700_000..710_000, "hold back", Effect::Delays);
         run.fault(1..2, "of a stranger", Effect::Pauses { client: 9 });
+        run.fault(29_000..41_000, "busy", Effect::Stalls { client: 1 });
+        run.fault(50_000..60_000, "busy", Effect::Stalls { client: 1 });
         let svg = close_up(&run, LOCK);
         assert_eq!(count(&svg, "band"), 3, "{svg}");
+        assert_eq!(count(&svg, "band stalls"), 1, "{svg}");
         assert!(svg.contains("stop (client 1)") && svg.contains("hold back (client 2)"), "{svg}");
         assert!(!svg.contains("stranger"), "{svg}");
     }

@@ -73,6 +73,8 @@ enum Command {
     /// One of the processes that this program starts.
     #[command(hide = true)]
     Worker(worker::Orders),
+    /// Prints which scenarios there are on which stores.
+    List,
     /// Writes the page of guarantees from what was kept of runs.
     Guarantees(guarantees::Orders),
 }
@@ -83,6 +85,10 @@ async fn main() -> ExitCode {
     let outcome = match arguments.command {
         Some(Command::Worker(orders)) => {
             worker::work(orders).await.map(|()| ExitCode::SUCCESS).map_err(|error| error.to_string())
+        }
+        Some(Command::List) => {
+            scenario::list().for_each(|(store, scenario)| println!("{} {}", store.name(), scenario.name));
+            Ok(ExitCode::SUCCESS)
         }
         Some(Command::Guarantees(orders)) => guarantees::write(&orders),
         None => run::run(&arguments.run).await,
