@@ -87,7 +87,7 @@ impl Page<'_> {
     fn violations(&self) -> String {
         let violations = &self.scene.verdict.violations;
         let rows = violations.iter().take(WRITTEN_OUT).map(|violation| {
-            [format!("{:?}", violation.rule), self.at(violation.at), violation.what.clone()]
+            [format!("{:?}", violation.rule), self.at(violation.at), self.readable(&violation.what)]
         });
         let left = more(violations.len());
         match violations.len() {
@@ -211,6 +211,22 @@ impl Page<'_> {
         )
     }
 
+    /// With moments counted from the beginning. Other numbers look like moments: what is before them tells.
+    fn readable(&self, what: &str) -> String {
+        let mut last = "";
+        let words = what.split(' ').map(|word| {
+            let number = word.trim_end_matches([',', ';', ':']);
+            let moment =
+                number.parse().ok().filter(|at| (self.scene.began..=self.scene.history.end).contains(at));
+            let is_moment = ["at", "at:", "from", "to"].contains(&std::mem::replace(&mut last, word));
+            match moment.filter(|_| is_moment) {
+                Some(at) => format!("{}{}", self.at(at), &word[number.len()..]),
+                None => word.to_owned(),
+            }
+        });
+        words.collect::<Vec<_>>().join(" ")
+    }
+
     fn at(&self, at: Micros) -> String {
         seconds(at, self.scene.began)
     }
@@ -300,10 +316,12 @@ mod tests {
     #[test]
     fn everything_is_told_and_nothing_from_elsewhere_is_needed() {
         let mut run = Example::default();
-        run.hold(LOCK, 1, 0..10, 100).hold(LOCK, 2, 9..20, 200);
+        run.hold(LOCK, 1, 0..1_000, 10_000_000).hold(LOCK, 2, 900..2_000, 20_000_000);
         run.fault(3..5, "<b>stop</b>", Effect::Delays);
         let html = html(&run);
         assert!(html.contains("<p class=\"broken\">") && html.contains("2 of 1 permits"), "{html}");
+        let hold = "hold 2 of client 2, asked at 0.001 s, granted at 0.001 s under token 20000000:";
+        assert!(html.contains(hold), "{html}");
         for escaped in ["a &lt;store&gt;", "I1 &amp; I2", "&lt;b&gt;stop&lt;/b&gt;", "request: &lt;busy&gt;"]
         {
             assert!(html.contains(escaped), "{escaped}: {html}");

@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use clap::Args;
-use leasehold_torture::guarantees::{SHOWN, written};
+use leasehold_torture::guarantees::{SHOWN, in_vain, written};
 use leasehold_torture::outcome::Outcome;
 
 use crate::scenario::Scenario;
@@ -44,6 +44,11 @@ pub(crate) fn write(orders: &Orders) -> Result<ExitCode, String> {
         fs::write(page, new).map_err(|error| of(page, error))?;
     }
     println!("{}: {} runs", page.display(), outcomes.len());
+    for run in in_vain(&old, &outcomes)? {
+        println!(
+            "{run}: nothing happened of what is not promised; a longer run, or another seed, may show it"
+        );
+    }
     Ok(ExitCode::SUCCESS)
 }
 
