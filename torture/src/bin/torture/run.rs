@@ -10,7 +10,7 @@ use leasehold_torture::history::{Effect, Fault, History, Micros, Usage};
 use leasehold_torture::judge::{Bounds, Verdict};
 
 use crate::clock::{micros, now};
-use crate::fleet::{Fleet, Plan};
+use crate::fleet::{Fleet, Plan, log_of};
 use crate::injector::{Injected, Injector};
 use crate::log::Read;
 use crate::register::Register;
@@ -183,6 +183,9 @@ pub(crate) async fn attempt(
     let temporary = tempfile::tempdir().map_err(|error| format!("a directory for events: {error}"))?;
     let directory = directory.unwrap_or_else(|| temporary.path());
     fs::create_dir_all(directory).map_err(|error| format!("{}: {error}", directory.display()))?;
+    if log_of(directory, 1).exists() {
+        return Err(format!("{}: it has the events of another run", directory.display()));
+    }
     let register = Register::start(options.planted == Some(Planted::NoFence))
         .await
         .map_err(|error| format!("the register: {error}"))?;
