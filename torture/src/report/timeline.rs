@@ -294,7 +294,7 @@ impl Scene<'_> {
     fn client_of(&self, fault: &Fault) -> Option<u32> {
         match fault.effect {
             Effect::Pauses { client } | Effect::Stalls { client } | Effect::Kills { client } => Some(client),
-            Effect::Delays | Effect::Forgets => self.concerned.get(&fault.began).copied(),
+            _ => self.concerned.get(&fault.began).copied(),
         }
     }
 
@@ -322,7 +322,7 @@ const fn class_of(fault: &Fault) -> &'static str {
         Effect::Forgets => "band forgets",
         Effect::Kills { .. } => "band kills",
         Effect::Stalls { .. } => "band stalls",
-        Effect::Delays | Effect::Pauses { .. } => "band",
+        _ => "band",
     }
 }
 
