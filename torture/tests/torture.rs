@@ -1,7 +1,10 @@
 //! The program itself: it finds nothing where there is nothing, and names the rule that a planted mistake breaks.
 
-use std::env;
+use std::path::Path;
 use std::process::{Command, Output};
+use std::{env, fs};
+
+use leasehold_torture::outcome::Outcome;
 
 const PROGRAM: &str = env!("CARGO_BIN_EXE_torture");
 /// The exit status of a run without violations.
@@ -14,8 +17,9 @@ const LEFT_OUT: i32 = 3;
 #[track_caller]
 fn run(expected: i32, options: &[&str]) -> Option<String> {
     // Few enough for a machine that is busy with other tests.
-    let few = ["--workers", "2", "--seed", "7", "--lease", "400"];
-    let program = Command::new(PROGRAM).args(few).args(options).output();
+    let few = ["--workers", "2", "--lease", "400"];
+    let seed = if options.contains(&"--seed") { &[][..] } else { &["--seed", "7"] };
+    let program = Command::new(PROGRAM).args(few).args(seed).args(options).output();
     let Output { status, stdout, stderr } = program.expect("the program starts");
     let (stdout, stderr) = (String::from_utf8_lossy(&stdout), String::from_utf8_lossy(&stderr));
     if status.code() == Some(LEFT_OUT) {
@@ -45,16 +49,53 @@ fn is_found(mistake: &str, rule: &str, options: &[&str]) {
 
 #[test]
 fn nothing_is_violated_and_the_last_line_says_so() {
-    let Some(report) =
-        run(FINE, &["--scenario", "mixed", "--seconds", "6", "--each", "1", "--slack", "1000"])
-    else {
-        return;
-    };
+    let kept = tempfile::tempdir().expect("a directory");
+    let folder = kept.path().to_str().expect("it is text");
+    let options =
+        ["--scenario", "mixed", "--seconds", "6", "--each", "1", "--slack", "1000", "--report", folder];
+    let Some(report) = run(FINE, &options) else { return };
     let last = report.lines().last().expect("there is one");
     let numbers: Vec<usize> = last.split_whitespace().filter_map(|word| word.parse().ok()).collect();
     let [operations, faults, violations] = numbers[..] else { panic!("{last}") };
     assert_eq!(last, format!("torture: {operations} operations, {faults} faults, {violations} violations"));
     assert!(operations >= 100 && faults >= 1 && violations == 0, "{report}");
+    let read = |name| fs::read_to_string(kept.path().join(name)).expect("it was kept");
+    let outcome: Outcome = read("outcome.txt").parse().expect("it is an outcome");
+    assert_eq!((outcome.operations as usize, outcome.faults as usize), (operations, faults));
+    assert_eq!((&*outcome.store, &*outcome.scenario, outcome.broken()), ("redis", "mixed", 0));
+    let page = read("report.html");
+    assert!(page.contains(last) && page.matches("aria-label=\"Who waited for").count() >= 1, "{page}");
+}
+
+#[test]
+#[ignore = "takes a minute, for a run of some seconds for each attempt"]
+fn what_is_not_needed_for_a_violation_is_left_out() {
+    // Its first faults are a worker that is killed, and the store that is emptied.
+    let options =
+        ["--seed", "1", "--scenario", "killed-holder", "--planted", "secret-flush", "--seconds", "9"];
+    let options = [&options[..], &["--shrink"]].concat();
+    let Some(report) = run(VIOLATED, &options) else { return };
+    let (_, needed) = report.split_once("needed: ").unwrap_or_else(|| panic!("{report}"));
+    let lines: Vec<_> = needed.lines().collect();
+    assert!(lines[1].ends_with("the store is emptied") && lines[2].starts_with("to repeat it: "), "{report}");
+    assert!(lines[2].ends_with(&format!("--faults {}", lines[0])), "{report}");
+}
+
+#[test]
+fn the_page_of_guarantees_says_what_the_runs_have_shown() {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("..");
+    let program = Command::new(PROGRAM).args(["guarantees", "--check"]).current_dir(root).output();
+    let Output { status, stderr, .. } = program.expect("the program starts");
+    assert!(status.success(), "{}", String::from_utf8_lossy(&stderr));
+}
+
+#[test]
+fn every_scenario_is_listed_for_each_store_that_can_have_its_faults() {
+    let Output { stdout, .. } = Command::new(PROGRAM).arg("list").output().expect("the program starts");
+    let list = String::from_utf8_lossy(&stdout);
+    let has = |line: &str| list.lines().any(|listed| listed == line);
+    assert!(has("redis mixed") && has("redlock paused-holder") && has("redis flush"), "{list}");
+    assert!(!has("sqlite flush"), "{list}");
 }
 
 #[test]
@@ -89,6 +130,9 @@ fn what_does_not_exist_is_named() {
     let program = Command::new(PROGRAM).args(["--scenario", "no-such"]).output().expect("it starts");
     let stderr = String::from_utf8_lossy(&program.stderr);
     assert!(stderr.contains("paused-holder"), "{stderr}");
+    let program = Command::new(PROGRAM).args(["--faults", "3,x"]).output().expect("it starts");
+    let stderr = String::from_utf8_lossy(&program.stderr);
+    assert!(stderr.contains("\"x\" is not the number of a fault"), "{stderr}");
     let program = Command::new(PROGRAM).args(["--scenario", "flush", "--store", "sqlite"]).output();
     let stderr = program.expect("it starts").stderr;
     let stderr = String::from_utf8_lossy(&stderr);

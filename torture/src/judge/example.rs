@@ -5,20 +5,20 @@ use std::ops::Range;
 use super::{Bounds, Rule, Verdict};
 use crate::history::*;
 
-pub(super) const LEASE: Micros = 1_000_000;
+pub(crate) const LEASE: Micros = 1_000_000;
 /// A lock whose requests are granted in order. (The next one is another.)
-pub(super) const LOCK: usize = 0;
+pub(crate) const LOCK: usize = 0;
 /// Two permits, in any order.
-pub(super) const FAIR: usize = 2;
+pub(crate) const FAIR: usize = 2;
 /// A reentrant lock.
-pub(super) const OWNED: usize = 3;
+pub(crate) const OWNED: usize = 3;
 /// A lock that is passed on within its clients.
-pub(super) const PASSED_ON: usize = 4;
+pub(crate) const PASSED_ON: usize = 4;
 /// Two permits, in order.
-pub(super) const IN_TURN: usize = 5;
+pub(crate) const IN_TURN: usize = 5;
 
 /// A run.
-pub(super) struct Example {
+pub(crate) struct Example {
     events: Vec<Event>,
     faults: Vec<Fault>,
     history: History,
@@ -49,11 +49,11 @@ impl Default for Example {
 
 impl Example {
     /// Asks and is granted at once, and releases.
-    pub(super) fn hold(&mut self, site: usize, client: u32, held: Range<Micros>, token: u64) -> &mut Self {
+    pub(crate) fn hold(&mut self, site: usize, client: u32, held: Range<Micros>, token: u64) -> &mut Self {
         self.wait(site, client, held.start, held, token)
     }
 
-    pub(super) fn wait(
+    pub(crate) fn wait(
         &mut self,
         site: usize,
         client: u32,
@@ -102,12 +102,12 @@ impl Example {
     }
 
     /// Is granted at once, and lost.
-    pub(super) fn lose(&mut self, site: usize, client: u32, held: Range<Micros>, token: u64) -> &mut Self {
+    pub(crate) fn lose(&mut self, site: usize, client: u32, held: Range<Micros>, token: u64) -> &mut Self {
         self.forget(site, client, held.start, token).happens(held.end, What::Lost)
     }
 
     /// Is granted at once, and neither released nor lost.
-    pub(super) fn forget(&mut self, site: usize, client: u32, from: Micros, token: u64) -> &mut Self {
+    pub(crate) fn forget(&mut self, site: usize, client: u32, from: Micros, token: u64) -> &mut Self {
         self.ask(site, client, from).grant(from, token)
     }
 
@@ -119,7 +119,7 @@ impl Example {
         self.ask(site, client, asked).happens(at, What::Refused(Refusal::Dropped))
     }
 
-    pub(super) fn ask(&mut self, site: usize, client: u32, asked: Micros) -> &mut Self {
+    pub(crate) fn ask(&mut self, site: usize, client: u32, asked: Micros) -> &mut Self {
         self.request(asked, request(site, client))
     }
 
@@ -128,7 +128,7 @@ impl Example {
         self.happens(until.saturating_sub(LEASE), What::Held { until })
     }
 
-    pub(super) fn fault(&mut self, when: Range<Micros>, what: &str, effect: Effect) -> &mut Self {
+    pub(crate) fn fault(&mut self, when: Range<Micros>, what: &str, effect: Effect) -> &mut Self {
         self.faults.push(Fault { began: when.start, ended: when.end, what: what.to_owned(), effect });
         self
     }
@@ -138,7 +138,7 @@ impl Example {
         self
     }
 
-    pub(super) fn write(&mut self, is_fenced: bool, token: u64, read: u64, value: u64) -> &mut Self {
+    pub(crate) fn write(&mut self, is_fenced: bool, token: u64, read: u64, value: u64) -> &mut Self {
         let at = self.history.writes.len() as Micros;
         self.history.writes.push(Write { at, data: 0, is_fenced, token, read, value, is_accepted: true });
         self
@@ -169,11 +169,17 @@ impl Example {
     }
 
     fn verdict(&self) -> Verdict {
+        self.judged().1
+    }
+
+    /// What happened, and what is found.
+    pub(crate) fn judged(&self) -> (History, Verdict) {
         let history =
             History::of(self.history.sites.clone(), self.events.clone()).expect("all were asked for");
         let History { writes, usage, costs, .. } = self.history.clone();
         let history = History { writes, usage, costs, ..history }.under(self.faults.clone());
-        Verdict::of(&history, &Bounds::default())
+        let verdict = Verdict::of(&history, &Bounds::default());
+        (history, verdict)
     }
 
     /// Nothing is broken.

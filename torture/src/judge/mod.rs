@@ -284,7 +284,7 @@ fn is_same_owner(one: &Operation, other: &Operation) -> bool {
 }
 
 #[cfg(test)]
-mod example;
+pub(crate) mod example;
 
 #[cfg(test)]
 mod tests {

@@ -111,6 +111,11 @@ impl Fault {
         }
     }
 
+    /// Whether it concerns one worker and no other.
+    pub(crate) const fn is_of_worker(self) -> bool {
+        !matches!(self, Self::Partition(_) | Self::Server(_))
+    }
+
     pub(crate) fn is_on(self, store: Store) -> bool {
         match self {
             Self::StopWorker | Self::KillWorker => true,

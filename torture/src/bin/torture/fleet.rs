@@ -64,7 +64,7 @@ impl Fleet {
     fn launch(&mut self, url: &str) -> Result<(u32, ChildProcess), String> {
         let client = self.next_client;
         self.next_client += 1;
-        let log = self.plan.directory.join(format!("worker-{client}.events"));
+        let log = log_of(&self.plan.directory, client);
         let program = env::current_exe().map_err(|error| format!("this program's file: {error}"))?;
         let args = self.args(client, url, &log);
         self.logs.push(log);
@@ -87,10 +87,6 @@ impl Fleet {
         args
     }
 
-    pub(crate) const fn len(&self) -> usize {
-        self.workers.len()
-    }
-
     pub(crate) fn client(&self, worker: usize) -> u32 {
         self.workers[worker].client
     }
@@ -101,6 +97,10 @@ impl Fleet {
 
     pub(crate) fn lines(&self) -> impl Iterator<Item = &Line> {
         self.workers.iter().map(|worker| &worker.line)
+    }
+
+    pub(crate) const fn began(&self) -> Micros {
+        self.began
     }
 
     /// In seconds since the start.
@@ -149,4 +149,9 @@ impl Fleet {
         let existing = self.logs.iter().zip(1_u32..).filter(|(log, _)| log.exists());
         existing.map(|(log, client)| Ok((client, Read::of(log)?))).collect()
     }
+}
+
+/// Where a client's events are.
+pub(crate) fn log_of(directory: &Path, client: u32) -> PathBuf {
+    directory.join(format!("worker-{client}.events"))
 }

@@ -9,8 +9,7 @@ use tokio::time::sleep;
 use crate::clock::now;
 use crate::fault::Fault;
 use crate::fleet::Fleet;
-use crate::random::Random;
-use crate::scenario::{Scenario, length};
+use crate::schedule::{Chosen, Schedule, Scheduled};
 use crate::servers::{Server, Strike};
 use crate::store::{Store, is_back};
 
@@ -22,51 +21,71 @@ const BYTES: usize = 200;
 
 pub(crate) struct Injector<'a> {
     pub(crate) store: Store,
-    pub(crate) scenario: &'a Scenario,
-    pub(crate) faults: &'a [Fault],
-    pub(crate) lease: Duration,
-    pub(crate) random: Random,
+    pub(crate) schedule: Schedule<'a>,
+    /// Which of them are caused; the others only take their time.
+    pub(crate) chosen: Option<&'a Chosen>,
+    /// Nothing is printed.
+    pub(crate) is_quiet: bool,
     /// The planted mistake: nobody is told that the store was emptied.
     pub(crate) is_secret: bool,
+}
+
+/// A fault that was caused.
+#[derive(Clone, Debug)]
+pub(crate) struct Injected {
+    pub(crate) number: usize,
+    pub(crate) fault: history::Fault,
+    /// Whom it concerns alone.
+    pub(crate) client: Option<u32>,
 }
 
 impl Injector<'_> {
     /// Until a moment from which what began last has ended.
     pub(crate) async fn run(
-        &mut self,
+        &self,
         server: &mut dyn Server,
         fleet: &mut Fleet,
         end: Micros,
-    ) -> Result<Vec<history::Fault>, String> {
+    ) -> Result<Vec<Injected>, String> {
         let mut done = Vec::new();
-        loop {
-            let (least, most) = self.scenario.calm;
-            sleep(self.random.millis(least..most)).await;
+        for scheduled in self.schedule.clone() {
+            sleep(scheduled.calm).await;
             if now() >= end {
                 return Ok(done);
             }
-            if self.faults.is_empty() {
-                continue;
+            if self.chosen.is_none_or(|chosen| chosen.has(scheduled.number)) {
+                done.push(self.inject(&scheduled, server, fleet).await?);
+            } else {
+                sleep(scheduled.length()).await;
             }
-            let fault = *self.random.choose(self.faults);
-            let (least, most) = *self.random.choose(self.scenario.lasts);
-            let lasts = length(self.random.within(least..most), self.lease);
-            let worker = self.random.within(0..fleet.len() as u64) as usize;
-            let client = fleet.client(worker);
-            let began = now();
-            let which = self.random.within(0..1_000) as usize;
-            let hit = Hit { fault, lasts, worker, which };
-            hit.cause(server, fleet).await?;
-            let what = fault.name();
-            let effect = match fault.effect(self.store, client) {
-                Effect::Forgets if self.is_secret => Effect::Delays,
-                effect => effect,
-            };
-            // The moment at which a worker that is gone was killed is all that there is.
-            let ended = if fault == Fault::KillWorker { began } else { now() };
-            println!("{:>10.3} s  {what}, for {} ms", fleet.since(began), (ended - began) / 1_000);
-            done.push(history::Fault { began, ended, what, effect });
         }
+        sleep(Duration::from_micros(end.saturating_sub(now()))).await;
+        Ok(done)
+    }
+
+    async fn inject(
+        &self,
+        scheduled: &Scheduled,
+        server: &mut dyn Server,
+        fleet: &mut Fleet,
+    ) -> Result<Injected, String> {
+        let Scheduled { number, fault, lasts, worker, which, .. } = *scheduled;
+        let client = fleet.client(worker);
+        let began = now();
+        Hit { fault, lasts, worker, which }.cause(server, fleet).await?;
+        let what = fault.name();
+        let effect = match fault.effect(self.store, client) {
+            Effect::Forgets if self.is_secret => Effect::Delays,
+            effect => effect,
+        };
+        // The moment at which a worker that is gone was killed is all that there is.
+        let ended = if fault == Fault::KillWorker { began } else { now() };
+        if !self.is_quiet {
+            let (at, lasted) = (fleet.since(began), (ended - began) / 1_000);
+            println!("{number:>4} {at:>10.3} s  {what}, for {lasted} ms");
+        }
+        let fault = history::Fault { began, ended, what, effect };
+        Ok(Injected { number, fault, client: scheduled.fault.is_of_worker().then_some(client) })
     }
 }
 

@@ -23,6 +23,7 @@
 mod clock;
 mod fault;
 mod fleet;
+mod guarantees;
 mod injector;
 mod line;
 mod log;
@@ -30,7 +31,9 @@ mod register;
 mod report;
 mod run;
 mod scenario;
+mod schedule;
 mod servers;
+mod shrinking;
 mod sites;
 mod store;
 mod worker;
@@ -72,6 +75,10 @@ enum Command {
     /// One of the processes that this program starts.
     #[command(hide = true)]
     Worker(worker::Orders),
+    /// Prints which scenarios there are on which stores.
+    List,
+    /// Writes the page of guarantees from what was kept of runs.
+    Guarantees(guarantees::Orders),
 }
 
 #[tokio::main(flavor = "multi_thread", worker_threads = 2)]
@@ -81,6 +88,11 @@ async fn main() -> ExitCode {
         Some(Command::Worker(orders)) => {
             worker::work(orders).await.map(|()| ExitCode::SUCCESS).map_err(|error| error.to_string())
         }
+        Some(Command::List) => {
+            scenario::list().for_each(|(store, scenario)| println!("{} {}", store.name(), scenario.name));
+            Ok(ExitCode::SUCCESS)
+        }
+        Some(Command::Guarantees(orders)) => guarantees::write(&orders),
         None => run::run(&arguments.run).await,
     };
     outcome.unwrap_or_else(|error| {

@@ -5,44 +5,93 @@ use std::fmt;
 use std::fs;
 use std::path::Path;
 
-use leasehold_torture::history::{Effect, History, Micros};
-use leasehold_torture::judge::{Rule, Verdict};
+use leasehold_torture::history::{Effect, Micros};
+use leasehold_torture::outcome::Outcome;
+use leasehold_torture::report::page::{Page, RULES};
+use leasehold_torture::report::timeline::Scene;
 
-use crate::log::Read;
-use crate::run::Options;
+use crate::run::{Options, Ran};
 
-const RULES: [(Rule, &str); 7] = [
-    (Rule::I1, "no more is held at once than the limit"),
-    (Rule::I2, "tokens increase in the order of grants"),
-    (Rule::I3, "data that checks tokens loses no change"),
-    (Rule::I4, "a loss is told within 50 ms of the deadline"),
-    (Rule::I5, "whoever waits is served in time"),
-    (Rule::I6, "nothing is left"),
-    (Rule::I7, "grants follow the order of arrival"),
-];
 /// How many violations are written out.
 const WRITTEN_OUT: usize = 40;
 
 pub(crate) struct Report<'a> {
     pub(crate) options: &'a Options,
-    pub(crate) verdict: &'a Verdict,
-    pub(crate) history: &'a History,
-    pub(crate) read: &'a [(u32, Read)],
-    /// How many were caused.
-    pub(crate) faults: usize,
+    pub(crate) ran: &'a Ran,
 }
 
 impl Report<'_> {
-    /// Leaves it in this directory.
+    /// Leaves it in this directory: as text, as a page, and as what the page of guarantees is made from.
     pub(crate) fn write(&self, directory: &Path) -> Result<(), String> {
-        let file = directory.join("report.txt");
-        fs::write(&file, self.to_string()).map_err(|error| format!("{}: {error}", file.display()))
+        let files = [
+            ("report.txt", self.to_string()),
+            ("report.html", self.page()),
+            ("outcome.txt", self.outcome().to_string()),
+        ];
+        for (name, text) in files {
+            let file = directory.join(name);
+            fs::write(&file, text).map_err(|error| format!("{}: {error}", file.display()))?;
+        }
+        Ok(())
+    }
+
+    fn outcome(&self) -> Outcome {
+        let Options { store, scenario, seed, seconds, .. } = self.options;
+        Outcome {
+            store: store.name().to_owned(),
+            scenario: scenario.name.to_owned(),
+            seed: *seed,
+            seconds: *seconds,
+            faults: self.ran.injected.len() as u64,
+            ..Outcome::of(&self.ran.history, &self.ran.verdict)
+        }
+    }
+
+    fn page(&self) -> String {
+        let Options { store, scenario, seed, seconds, workers, each, tasks, slack, .. } = self.options;
+        let Ran { history, verdict, began, injected, .. } = self.ran;
+        let concerned = injected.iter().filter_map(|one| Some((one.fault.began, one.client?))).collect();
+        let late = self.late();
+        let longest = late.iter().max().copied().unwrap_or_default();
+        let facts = vec![
+            ("store", store.name().to_owned()),
+            ("scenario", scenario.name.to_owned()),
+            ("seed", seed.to_string()),
+            ("length", format!("{seconds} s")),
+            ("leases", format!("{} ms", self.options.lease().as_millis())),
+            ("workers", format!("{workers}, with {tasks} tasks for each lock")),
+            ("locks and semaphores", format!("{each} of each kind")),
+            ("allowed to be later by", format!("{slack} ms")),
+            ("grants", verdict.grants.to_string()),
+            (
+                "a worker did not run when it should",
+                format!("{} times, for {} ms at most", late.len(), longest / 1_000),
+            ),
+            ("to repeat it", self.options.command()),
+        ];
+        let errors = self.errors().into_iter().map(|(kind, (count, example))| (kind, count, example));
+        let page = Page {
+            scene: Scene { history, verdict, began: *began, concerned: &concerned },
+            title: format!("{} on {}, seed {seed}", scenario.name, store.name()),
+            holds: scenario.holds,
+            facts,
+            summary: self.summary(),
+            errors: errors.collect(),
+        };
+        page.html()
+    }
+
+    /// The last line.
+    fn summary(&self) -> String {
+        let Ran { verdict, injected, .. } = self.ran;
+        let (faults, violations) = (injected.len(), verdict.violations.len());
+        format!("torture: {} operations, {faults} faults, {violations} violations", verdict.operations)
     }
 
     /// How often calls failed, by their kind, and how one of them did.
     fn errors(&self) -> BTreeMap<&str, (usize, &str)> {
         let mut errors: BTreeMap<&str, (usize, &str)> = BTreeMap::new();
-        for (kind, (count, example)) in self.read.iter().flat_map(|(_, read)| &read.errors) {
+        for (kind, (count, example)) in self.ran.read.iter().flat_map(|(_, read)| &read.errors) {
             errors.entry(kind).or_insert((0, example)).0 += count;
         }
         errors
@@ -51,11 +100,12 @@ impl Report<'_> {
     /// When workers did not run though nobody had stopped them.
     fn late(&self) -> Vec<Micros> {
         let is_stopped = |client: u32, began: Micros, ended: Micros| {
-            self.history.faults.iter().any(|fault| {
+            self.ran.history.faults.iter().any(|fault| {
                 fault.effect == Effect::Pauses { client } && fault.began <= ended && began <= fault.ended
             })
         };
-        let late = self.read.iter().flat_map(|(client, read)| read.late.iter().map(|late| (*client, *late)));
+        let late =
+            self.ran.read.iter().flat_map(|(client, read)| read.late.iter().map(|late| (*client, *late)));
         late.filter(|(client, (began, ended))| !is_stopped(*client, *began, *ended))
             .map(|(_, (began, ended))| ended - began)
             .collect()
@@ -64,7 +114,7 @@ impl Report<'_> {
 
 impl fmt::Display for Report<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { options, verdict, history, faults, .. } = self;
+        let Self { options, ran: Ran { verdict, history, .. } } = self;
         let Options { store, scenario, seed, seconds, workers, .. } = options;
         let lease = options.lease().as_millis();
         writeln!(
@@ -101,7 +151,6 @@ impl fmt::Display for Report<'_> {
         for violation in verdict.violations.iter().take(WRITTEN_OUT) {
             writeln!(f, "{:?} at {}: {}", violation.rule, violation.at, violation.what)?;
         }
-        let violations = verdict.violations.len();
-        writeln!(f, "\ntorture: {} operations, {faults} faults, {violations} violations", verdict.operations)
+        writeln!(f, "\n{}", self.summary())
     }
 }

@@ -1,7 +1,7 @@
 //! One run: servers and workers are started, things go wrong, and what happened is judged.
 
 use std::fs;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::time::Duration;
 
@@ -10,15 +10,16 @@ use leasehold_torture::history::{Effect, Fault, History, Micros, Usage};
 use leasehold_torture::judge::{Bounds, Verdict};
 
 use crate::clock::{micros, now};
-use crate::fault;
-use crate::fleet::{Fleet, Plan};
-use crate::injector::Injector;
+use crate::fault::{Fault as Possible, ServerFault};
+use crate::fleet::{Fleet, Plan, log_of};
+use crate::injector::{Injected, Injector};
 use crate::log::Read;
-use crate::random::Random;
 use crate::register::Register;
 use crate::report::Report;
 use crate::scenario::Scenario;
+use crate::schedule::{Chosen, Schedule};
 use crate::servers::Start;
+use crate::shrinking;
 use crate::sites;
 use crate::store::{self, Store};
 use crate::worker::Planted;
@@ -30,7 +31,7 @@ const LEFT_OUT: u8 = 3;
 /// What the workers do is not disturbed before the first of them have begun.
 const BEGINNING: Duration = Duration::from_millis(500);
 
-#[derive(Args, Debug)]
+#[derive(Args, Clone, Debug)]
 pub(crate) struct Options {
     /// Where locks are stored.
     #[arg(long, value_enum, default_value = "redis")]
@@ -59,6 +60,15 @@ pub(crate) struct Options {
     /// By how many milliseconds everything may be later than promised: for machines that are busy.
     #[arg(long, default_value_t = 0)]
     pub(crate) slack: u64,
+    /// Only these faults of those that the seed determines, by their numbers, such as 3,7,9, or none.
+    #[arg(long)]
+    pub(crate) faults: Option<Chosen>,
+    /// After violations, look for the fewest faults that are needed for them.
+    #[arg(long)]
+    pub(crate) shrink: bool,
+    /// How often some faults are tried before they are taken for harmless.
+    #[arg(long, default_value_t = 3)]
+    pub(crate) tries: usize,
     /// Where to leave the report, and what each worker wrote down.
     #[arg(long)]
     pub(crate) report: Option<PathBuf>,
@@ -72,6 +82,54 @@ impl Options {
         self.lease.map_or(self.store.lease(), Duration::from_millis)
     }
 
+    /// The last fault ends so long before the end, so that everybody is served by then.
+    pub(crate) fn ending(&self) -> Duration {
+        4 * self.lease()
+    }
+
+    /// Every fault that there may be.
+    pub(crate) fn possible(&self) -> Result<Vec<Possible>, String> {
+        let mut faults = self.scenario.faults_on(self.store)?;
+        let flush = Possible::Server(ServerFault::Flush);
+        if self.planted == Some(Planted::SecretFlush) && !faults.contains(&flush) {
+            faults.push(flush);
+        }
+        Ok(faults)
+    }
+
+    /// What repeats this run.
+    pub(crate) fn command(&self) -> String {
+        let Self { store, scenario, seed, seconds, workers, each, tasks, slack, .. } = self;
+        let mut command = format!(
+            "torture --store {} --scenario {} --seed {seed} --seconds {seconds} --workers {workers} --each {each} \
+             --tasks {tasks} --lease {} --slack {slack}",
+            store.name(),
+            scenario.name,
+            self.lease().as_millis()
+        );
+        if let Some(planted) = self.planted {
+            command += &format!(" --planted {}", planted.name());
+        }
+        if let Some(faults) = &self.faults {
+            command += &format!(" --faults {faults}");
+        }
+        command
+    }
+
+    fn plan(&self, register: u16, directory: &Path, end: Micros) -> Plan {
+        Plan {
+            register,
+            directory: directory.to_owned(),
+            seed: self.seed,
+            end,
+            lease: self.lease(),
+            each: self.each,
+            tasks: self.tasks,
+            has_semaphores: self.store.has_semaphores(),
+            planted: self.planted,
+        }
+    }
+
     fn bounds(&self) -> Bounds {
         let slack = micros(Duration::from_millis(self.slack));
         let mut bounds = Bounds::default();
@@ -83,52 +141,75 @@ impl Options {
     }
 }
 
+/// A run, and what was found.
+pub(crate) struct Ran {
+    pub(crate) history: History,
+    pub(crate) verdict: Verdict,
+    pub(crate) read: Vec<(u32, Read)>,
+    /// What could be caused.
+    pub(crate) possible: Vec<Possible>,
+    /// What was caused.
+    pub(crate) injected: Vec<Injected>,
+    /// From when times are counted.
+    pub(crate) began: Micros,
+}
+
 pub(crate) async fn run(options: &Options) -> Result<ExitCode, String> {
-    let mut faults = options.scenario.faults_on(options.store)?;
-    let start = Start { is_on_disk: options.scenario.is_on_disk, faults: &faults };
-    let Some(mut server) = options.store.start_or_skip(start) else {
+    let Options { scenario, seed, seconds, report, .. } = options;
+    options.possible()?;
+    println!("{}, {}, seed {seed}, {seconds} s: {}", options.store.name(), scenario.name, scenario.holds);
+    let Some(ran) = attempt(options, report.as_deref(), false).await? else {
         return Ok(ExitCode::from(LEFT_OUT));
     };
-    faults.retain(|fault| !matches!(fault, fault::Fault::Server(fault) if !server.can_have(*fault)));
-    if faults.is_empty() && !options.scenario.faults.is_empty() {
-        return Ok(ExitCode::from(LEFT_OUT));
+    let text = Report { options, ran: &ran };
+    print!("{text}");
+    if let Some(directory) = report {
+        text.write(directory)?;
     }
-    let Options { scenario, seed, seconds, .. } = options;
-    println!("{}, {}, seed {seed}, {seconds} s: {}", options.store.name(), scenario.name, scenario.holds);
+    if ran.verdict.violations.is_empty() {
+        return Ok(ExitCode::SUCCESS);
+    }
+    if options.shrink {
+        shrinking::shrink(options, &ran).await?;
+    }
+    Ok(ExitCode::from(VIOLATED))
+}
+
+/// One run; `None` if this machine has no such server, or the server none of the faults. Events are left in the
+/// directory, if there is one.
+pub(crate) async fn attempt(
+    options: &Options,
+    directory: Option<&Path>,
+    is_quiet: bool,
+) -> Result<Option<Ran>, String> {
+    let Options { store, scenario, seed, .. } = options;
+    let mut possible = options.possible()?;
+    let start = Start { is_on_disk: scenario.is_on_disk, faults: &possible };
+    let Some(mut server) = store.start_or_skip(start) else { return Ok(None) };
+    possible.retain(|fault| !matches!(fault, Possible::Server(fault) if !server.can_have(*fault)));
+    if possible.is_empty() && !scenario.faults.is_empty() {
+        return Ok(None);
+    }
     let temporary = tempfile::tempdir().map_err(|error| format!("a directory for events: {error}"))?;
-    let directory = options.report.clone().unwrap_or_else(|| temporary.path().to_owned());
-    fs::create_dir_all(&directory).map_err(|error| format!("{}: {error}", directory.display()))?;
+    let directory = directory.unwrap_or_else(|| temporary.path());
+    fs::create_dir_all(directory).map_err(|error| format!("{}: {error}", directory.display()))?;
+    if log_of(directory, 1).exists() {
+        return Err(format!("{}: it has the events of another run", directory.display()));
+    }
     let register = Register::start(options.planted == Some(Planted::NoFence))
         .await
         .map_err(|error| format!("the register: {error}"))?;
     let lease = options.lease();
     let before = server.connections();
-    let end = now() + micros(Duration::from_secs(*seconds));
-    let plan = Plan {
-        register: register.port(),
-        directory: directory.clone(),
-        seed: *seed,
-        end,
-        lease,
-        each: options.each,
-        tasks: options.tasks,
-        has_semaphores: options.store.has_semaphores(),
-        planted: options.planted,
-    };
+    let end = now() + micros(Duration::from_secs(options.seconds));
+    let plan = options.plan(register.port(), directory, end);
     let taken = sites::all(plan.has_semaphores, lease, plan.each);
     let mut fleet = Fleet::start(plan, options.workers, &*server).await?;
     tokio::time::sleep(BEGINNING).await;
+    let schedule = Schedule::of(scenario, &possible, lease, options.workers, *seed);
     let is_secret = options.planted == Some(Planted::SecretFlush);
-    let mut injector = Injector {
-        store: options.store,
-        scenario,
-        faults: &faults,
-        lease,
-        random: Random::new(*seed, 0),
-        is_secret,
-    };
-    // The last fault ends before the end, so that everybody is served by then.
-    let last = end.saturating_sub(micros(4 * lease));
+    let injector = Injector { store: *store, schedule, chosen: options.faults.as_ref(), is_quiet, is_secret };
+    let last = end.saturating_sub(micros(options.ending()));
     let injected = injector.run(&mut *server, &mut fleet, last).await?;
     fleet.finish().await?;
     let ended = now();
@@ -138,24 +219,18 @@ pub(crate) async fn run(options: &Options) -> Result<ExitCode, String> {
     let after = server.connections();
     let read = fleet.read()?;
     let usage = usage(&read, before.zip(after), remains);
-    let count = injected.len();
-    let history = history(&taken, &read, injected, &register, usage)?;
+    let history = history(&taken, &read, &injected, &register, usage)?;
     // Whoever still waits has waited until now.
     let history = History { end: history.end.max(ended), ..history };
     let verdict = Verdict::of(&history, &options.bounds());
-    let report = Report { options, verdict: &verdict, history: &history, read: &read, faults: count };
-    print!("{report}");
-    if options.report.is_some() {
-        report.write(&directory)?;
-    }
-    Ok(if verdict.violations.is_empty() { ExitCode::SUCCESS } else { ExitCode::from(VIOLATED) })
+    Ok(Some(Ran { history, verdict, read, possible, injected, began: fleet.began() }))
 }
 
 /// Everything on one clock.
 fn history(
     taken: &[sites::Taken],
     read: &[(u32, Read)],
-    mut faults: Vec<Fault>,
+    injected: &[Injected],
     register: &Register,
     usage: (Usage, Usage),
 ) -> Result<History, String> {
@@ -163,7 +238,7 @@ fn history(
     let late = read.iter().flat_map(|(client, read)| {
         read.late.iter().map(|(began, ended)| not_running(*client, *began, *ended))
     });
-    faults.extend(late);
+    let faults = injected.iter().map(|one| one.fault.clone()).chain(late).collect();
     let history = History::of(sites::judged(taken), events).map_err(|error| error.to_string())?.under(faults);
     Ok(History { writes: register.writes(), usage: Some(usage), ..history })
 }

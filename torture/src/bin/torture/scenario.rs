@@ -2,6 +2,8 @@
 
 use std::time::Duration;
 
+use clap::ValueEnum;
+
 use crate::fault::{Fault, ServerFault};
 use crate::store::Store;
 use crate::support::{Direction, Traffic};
@@ -211,6 +213,12 @@ impl Scenario {
         }
         Ok(faults)
     }
+}
+
+/// Every scenario on every store that can have any of its faults.
+pub(crate) fn list() -> impl Iterator<Item = (Store, &'static Scenario)> {
+    let all = Store::value_variants().iter().flat_map(|store| ALL.iter().map(|scenario| (*store, scenario)));
+    all.filter(|(store, scenario)| scenario.faults_on(*store).is_ok())
 }
 
 /// How long a fault of this scenario lasts.
