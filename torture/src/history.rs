@@ -93,6 +93,9 @@ pub struct Site {
     pub order: Order,
     /// Whether tokens show the order of grants.
     pub ordered_tokens: bool,
+    /// Whether an owner that asks in several tasks at once gets a lease for each. Then it enters the one with the
+    /// greatest token, which may be greater than that of the hold in which it does so.
+    pub lease_per_request: bool,
 }
 
 /// Which requests are granted in the order in which they arrive.

@@ -6,7 +6,7 @@ use std::process::ExitCode;
 use std::time::Duration;
 
 use clap::Args;
-use leasehold_torture::history::{Effect, Fault, History, Micros, Usage};
+use leasehold_torture::history::{Effect, Fault, History, Micros, Site, Usage};
 use leasehold_torture::judge::{Bounds, Verdict};
 
 use crate::clock::{micros, now};
@@ -125,7 +125,7 @@ pub(crate) async fn run(options: &Options) -> Result<ExitCode, String> {
     let read = fleet.read()?;
     let usage = usage(&read, before.zip(after), remains);
     let count = injected.len();
-    let history = history(&taken, &read, injected, &register, usage)?;
+    let history = history(&sites::judged(&taken, options.store), &read, injected, &register, usage)?;
     // Whoever still waits has waited until now.
     let history = History { end: history.end.max(ended), ..history };
     let verdict = Verdict::of(&history, &options.bounds());
@@ -139,7 +139,7 @@ pub(crate) async fn run(options: &Options) -> Result<ExitCode, String> {
 
 /// Everything on one clock.
 fn history(
-    taken: &[sites::Taken],
+    sites: &[Site],
     read: &[(u32, Read)],
     mut faults: Vec<Fault>,
     register: &Register,
@@ -150,7 +150,7 @@ fn history(
         read.late.iter().map(|(began, ended)| not_running(*client, *began, *ended))
     });
     faults.extend(late);
-    let history = History::of(sites::judged(taken), events).map_err(|error| error.to_string())?.under(faults);
+    let history = History::of(sites.to_vec(), events).map_err(|error| error.to_string())?.under(faults);
     Ok(History { writes: register.writes(), usage: Some(usage), ..history })
 }
 
