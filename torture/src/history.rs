@@ -129,6 +129,9 @@ pub struct Fault {
 pub enum Effect {
     /// It delays.
     Delays,
+    /// For a while, the store refuses what writes, for all. Then whoever waits for what was released meanwhile need not wait
+    /// until leases have ended: a release is repeated.
+    Refuses,
     /// Exclusion is not promised until a lease after its end: the store forgets, or its clock is set.
     Forgets,
     /// A client is stopped.

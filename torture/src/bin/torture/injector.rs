@@ -55,6 +55,7 @@ impl Injector<'_> {
                 Fault::KillWorker => Effect::Kills { client },
                 Fault::Flush if self.is_secret => Effect::Delays,
                 Fault::EmptyServer | Fault::Flush => Effect::Forgets,
+                Fault::Refuse(..) => Effect::Refuses,
                 _ => Effect::Delays,
             };
             // The moment at which a worker that is gone was killed is all that there is.
@@ -90,6 +91,7 @@ impl Injector<'_> {
                 server.command(&["CLIENT", "KILL", "TYPE", "normal"]);
                 server.command(&["CLIENT", "KILL", "TYPE", "pubsub"]);
             }
+            Fault::SetClockBack => server.set_clock_back(lasts),
             Fault::PauseWrites => {
                 server.command(&["CLIENT", "PAUSE", &lasts.as_millis().to_string(), "WRITE"]);
             }

@@ -51,6 +51,9 @@ pub(crate) struct Options {
     /// How many tasks of each worker ask for each of them.
     #[arg(long, default_value_t = 2)]
     pub(crate) tasks: usize,
+    /// One of how many sections takes longer than a lease; of those of owners, one of a fifth of that.
+    #[arg(long, default_value_t = 500, value_parser = clap::value_parser!(u64).range(5..))]
+    pub(crate) long: u64,
     /// Of all leases, in milliseconds; a second by default, and two on etcd.
     #[arg(long)]
     pub(crate) lease: Option<u64>,
@@ -83,7 +86,7 @@ impl Options {
 
 pub(crate) async fn run(options: &Options) -> Result<ExitCode, String> {
     let faults = options.scenario.faults_on(options.store)?;
-    let Some(mut server) = Server::start_or_skip(options.store, options.scenario.is_on_disk) else {
+    let Some(mut server) = Server::start_or_skip(options.store, options.scenario) else {
         return Ok(ExitCode::from(LEFT_OUT));
     };
     let Options { scenario, seed, seconds, .. } = options;
@@ -105,6 +108,7 @@ pub(crate) async fn run(options: &Options) -> Result<ExitCode, String> {
         lease,
         each: options.each,
         tasks: options.tasks,
+        long: options.long,
         has_semaphores: options.store.has_semaphores(),
         planted: options.planted,
     };

@@ -24,6 +24,8 @@ pub(crate) enum Fault {
     ForgetScripts,
     /// The server ends all connections.
     EndConnections,
+    /// The clock of the server is set back.
+    SetClockBack,
     /// The server carries out nothing that writes, for a while.
     PauseWrites,
     /// The server refuses everything that writes: it has no room, or no replicas.
@@ -57,6 +59,7 @@ impl Fault {
             Self::Flush => "the store is emptied".to_owned(),
             Self::ForgetScripts => "scripts are forgotten".to_owned(),
             Self::EndConnections => "the server ends all connections".to_owned(),
+            Self::SetClockBack => "the server's clock is set back".to_owned(),
             Self::PauseWrites => "the server pauses what writes".to_owned(),
             Self::Refuse(setting, value, _) => format!("the server refuses what writes ({setting} {value})"),
             Self::Hold(direction) => format!("a worker's line is held ({direction:?})"),
@@ -79,6 +82,7 @@ impl Fault {
                 | Self::Flush
                 | Self::ForgetScripts
                 | Self::EndConnections
+                | Self::SetClockBack
                 | Self::Cut
         )
     }
@@ -90,6 +94,7 @@ impl Fault {
             | Self::Flush
             | Self::ForgetScripts
             | Self::EndConnections
+            | Self::SetClockBack
             | Self::PauseWrites
             | Self::Refuse(..) => matches!(store, Store::Redis),
             Self::HoldTraffic(..) | Self::Slow => matches!(store, Store::Redis | Store::Redlock),
@@ -215,6 +220,13 @@ pub(crate) const ALL: &[Scenario] = &[
             Fault::HoldTraffic(Messages, ToClient),
         ],
         lasts: &[(6, 13), (20, 50)],
+        ..PLAIN
+    },
+    Scenario {
+        name: "clock-set-back",
+        holds: "I1 to I7: tokens increase although the server's clock goes back",
+        faults: &[Fault::SetClockBack],
+        lasts: &[(1, 6)],
         ..PLAIN
     },
     Scenario { name: "slow-network", holds: "I1 to I7", faults: &[Fault::Slow, Fault::Cut], ..PLAIN },

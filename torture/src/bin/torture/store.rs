@@ -8,7 +8,8 @@ use leasehold::Client;
 use tokio::time::{Instant, sleep};
 
 use crate::line::Line;
-use crate::support::{Nodes, RedisServer, Setup};
+use crate::scenario::{Fault, Scenario};
+use crate::support::{Clock, Nodes, RedisServer, Setup};
 use crate::{etcd, mysql, nodes_url, postgres, sqlite, zookeeper};
 
 /// How long a server may take to be used again after a fault.
@@ -67,11 +68,14 @@ pub(crate) enum Server {
 
 impl Server {
     /// `None` if this machine does not have it.
-    pub(crate) fn start_or_skip(store: Store, is_on_disk: bool) -> Option<Self> {
+    pub(crate) fn start_or_skip(store: Store, scenario: &Scenario) -> Option<Self> {
         let left_out = "torture";
         Some(match store {
             Store::Redis => {
-                let setup = if is_on_disk { Setup::on_disk() } else { Setup::default() };
+                let setup = if scenario.is_on_disk { Setup::on_disk() } else { Setup::default() };
+                let sets_clock = scenario.faults.contains(&Fault::SetClockBack);
+                let clock = if sets_clock { Some(Clock::new_or_skip(left_out)?) } else { None };
+                let setup = Setup { clock, ..setup };
                 Self::Redis(RedisServer::start_with_or_skip(left_out, setup)?)
             }
             Store::Redlock => Self::Redlock(Nodes::start_or_skip(left_out, 5)?),
@@ -179,6 +183,15 @@ impl Server {
     pub(crate) fn command(&self, words: &[&str]) {
         if let Self::Redis(server) = self {
             server.raw().send(words);
+        }
+    }
+
+    /// The clock of the server is set back, for good.
+    pub(crate) fn set_clock_back(&self, by: Duration) {
+        if let Self::Redis(server) = self
+            && let Some(clock) = server.clock()
+        {
+            clock.set_back(by);
         }
     }
 
