@@ -2,8 +2,8 @@
 //! which is no feature, so that nothing that depends on this crate can turn them on; and then only the one that the
 //! environment names, so that one build serves all.
 //!
-//! Those in scripts are made by replacing text. It must be there exactly once: a script that has changed must not disarm a
-//! mistake without a word.
+//! Those in scripts are made by replacing text. It must be there exactly once in the definition that is meant, each time that
+//! this is linked into a script: a script that has changed must not disarm a mistake without a word.
 
 use std::env;
 use std::sync::LazyLock;
@@ -100,9 +100,14 @@ pub(crate) fn give_up(begin: Instant, end: Instant) -> Instant {
     if is(GivesUpReleases) { begin } else { end }
 }
 
+/// For how long a release is repeated.
+pub(crate) fn repeat_for(repeat_for: Duration) -> Duration {
+    if is(GivesUpReleases) { Duration::ZERO } else { repeat_for }
+}
+
 // In scripts
 
-/// A text that is replaced in each script that contains `marker`.
+/// A text that is replaced in the definition that `marker` is a part of.
 struct Change {
     mistake: Mistake,
     marker: &'static str,
@@ -187,9 +192,9 @@ pub(crate) fn script(source: String) -> String {
 fn with(mistake: Mistake, source: String) -> String {
     let of_this = |change: &&Change| change.mistake == mistake && source.contains(change.marker);
     let changes: Vec<_> = CHANGES.iter().filter(of_this).collect();
-    changes.into_iter().fold(source, |source, Change { old, new, .. }| {
-        let found = source.matches(old).count();
-        assert!(found == 1, "{mistake:?}: {old:?} is {found} times in\n{source}");
-        source.replacen(old, new, 1)
+    changes.into_iter().fold(source, |source, Change { marker, old, new, .. }| {
+        let (found, expected) = (source.matches(old).count(), source.matches(marker).count());
+        assert!(found == expected, "{mistake:?}: {old:?} is there {found} times instead of {expected}");
+        source.replace(old, new)
     })
 }

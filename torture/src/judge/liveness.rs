@@ -8,6 +8,9 @@ use super::exclusion::limit;
 use super::{Bounds, End, Hold, Rule, Verdict, words};
 use crate::history::{Effect, History, Micros, Operation, Refusal, Site};
 
+/// How much longer a hand-over takes at most while a client does not run now and then.
+const STALLED: Micros = 1_000_000;
+
 pub(super) fn judge(
     history: &History,
     site: &Site,
@@ -192,8 +195,12 @@ impl Stalls {
 
 fn check(site: &Site, span: Span, troubles: &Troubles<'_>, bounds: &Bounds, verdict: &mut Verdict) {
     let worse = site.lease + bounds.recovered;
-    let is_calm = span.was_released && !troubles.stalls.touch(span.since, span.to);
-    let calm = span.since + if is_calm { bounds.handed_over } else { worse };
+    let calm = span.since
+        + match (span.was_released, troubles.stalls.touch(span.since, span.to)) {
+            (true, false) => bounds.handed_over,
+            (true, true) => site.lease.min(STALLED) + bounds.recovered,
+            (false, _) => worse,
+        };
     let (refusal, fault) =
         (troubles.refusals.before(span, bounds.recovered), troubles.worse.before(span, worse));
     let bound = refusal.map_or(calm, |(ended, _)| calm.max(ended + bounds.recovered));

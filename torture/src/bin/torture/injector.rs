@@ -11,6 +11,7 @@ use crate::fleet::Fleet;
 use crate::random::Random;
 use crate::scenario::{Fault, Scenario, length};
 use crate::store::Server;
+use crate::support::Direction;
 
 /// How late each answer is on a line that is slow.
 const SLOW: Duration = Duration::from_millis(20);
@@ -101,6 +102,11 @@ impl Injector<'_> {
             Fault::Partition(direction) => fleet.lines().for_each(|line| line.hold(direction)),
             Fault::Cut => fleet.line(worker).cut(),
             Fault::Slow => fleet.line(worker).delay(SLOW),
+            Fault::SlowThenHold => {
+                fleet.line(worker).delay(self.lease / 4);
+                sleep(self.lease).await;
+                fleet.line(worker).hold(Direction::Both);
+            }
         }
         if !fault.is_instant() {
             sleep(lasts).await;
@@ -112,6 +118,10 @@ impl Injector<'_> {
             Fault::Hold(_) | Fault::HoldTraffic(..) => fleet.line(worker).resume(),
             Fault::Partition(_) => fleet.lines().for_each(|line| line.resume()),
             Fault::Slow => fleet.line(worker).delay(Duration::ZERO),
+            Fault::SlowThenHold => {
+                fleet.line(worker).delay(Duration::ZERO);
+                fleet.line(worker).resume();
+            }
             _ => {}
         }
         Ok(())

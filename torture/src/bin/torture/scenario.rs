@@ -40,6 +40,8 @@ pub(crate) enum Fault {
     Cut,
     /// What a worker is answered takes longer.
     Slow,
+    /// The same for a lease, and takes a quarter of it; then everything is held.
+    SlowThenHold,
 }
 
 const NO_ROOM: Fault = Fault::Refuse("maxmemory", "1", "0");
@@ -69,6 +71,7 @@ impl Fault {
             Self::Partition(direction) => format!("all lines are held ({direction:?})"),
             Self::Cut => "a worker's connections are cut".to_owned(),
             Self::Slow => "a worker's answers are late".to_owned(),
+            Self::SlowThenHold => "a worker's answers are late, and then its line is held".to_owned(),
         }
     }
 
@@ -97,7 +100,9 @@ impl Fault {
             | Self::SetClockBack
             | Self::PauseWrites
             | Self::Refuse(..) => matches!(store, Store::Redis),
-            Self::HoldTraffic(..) | Self::Slow => matches!(store, Store::Redis | Store::Redlock),
+            Self::HoldTraffic(..) | Self::Slow | Self::SlowThenHold => {
+                matches!(store, Store::Redis | Store::Redlock)
+            }
             Self::RestartServer => !matches!(store, Store::Redlock | Store::Sqlite),
             Self::StopServer | Self::Hold(_) | Self::Partition(_) | Self::Cut => {
                 !matches!(store, Store::Sqlite)
@@ -223,6 +228,22 @@ pub(crate) const ALL: &[Scenario] = &[
         ..PLAIN
     },
     Scenario {
+        name: "late-requests",
+        holds: "I1 to I7: a late renewal or release takes nothing from others",
+        faults: &[Fault::Hold(ToServer)],
+        lasts: &[(7, 13)],
+        calm: SHORT_CALM,
+        ..PLAIN
+    },
+    Scenario {
+        name: "late-answers",
+        holds: "I1 to I7: a lease is measured from its request",
+        faults: &[Fault::SlowThenHold],
+        lasts: &[(10, 14)],
+        calm: SHORT_CALM,
+        ..PLAIN
+    },
+    Scenario {
         name: "clock-set-back",
         holds: "I1 to I7: tokens increase although the server's clock goes back",
         faults: &[Fault::SetClockBack],
@@ -230,6 +251,13 @@ pub(crate) const ALL: &[Scenario] = &[
         ..PLAIN
     },
     Scenario { name: "slow-network", holds: "I1 to I7", faults: &[Fault::Slow, Fault::Cut], ..PLAIN },
+    Scenario {
+        name: "refused-releases",
+        holds: "I1 to I7: what was released meanwhile is free a second after the store refuses no more",
+        faults: &[NO_REPLICAS],
+        lasts: &[(1, 3)],
+        ..PLAIN
+    },
     Scenario {
         name: "refusals",
         holds: "I1 to I7: nobody who waits is told of them",

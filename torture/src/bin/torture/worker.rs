@@ -440,7 +440,8 @@ impl User {
     /// What a holder does, until it is done or told that it no longer holds.
     async fn work(&mut self, lease: &Lease, held: &Held, handle: &Handle, asked: Asked) {
         let token = held.token().get();
-        let is_long = self.random.one_in(self.shared.orders.long / if asked.owner.is_some() { 5 } else { 1 });
+        let long = self.shared.orders.long;
+        let is_long = self.random.one_in(if asked.owner.is_some() { long.div_ceil(5) } else { long });
         let length = if is_long {
             self.taken().lease * 5 / 4
         } else {
