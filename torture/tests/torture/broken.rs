@@ -42,7 +42,7 @@ const ALL: [Broken; 12] = [
     Broken::on_redis("releases-without-comparing", "I1", "calm"),
     Broken {
         seconds: 20,
-        options: "--long 4",
+        options: "--long 2",
         ..Broken::on_redis("measures-from-the-answer", "I1", "late-answers")
     },
     Broken::on_redis("counts-tokens", "I2", "flush"),

@@ -103,7 +103,7 @@ impl Injector<'_> {
             Fault::Cut => fleet.line(worker).cut(),
             Fault::Slow => fleet.line(worker).delay(SLOW),
             Fault::SlowThenHold => {
-                fleet.line(worker).delay(self.lease / 4);
+                fleet.line(worker).delay(self.lease / 16);
                 sleep(self.lease).await;
                 fleet.line(worker).hold(Direction::Both);
             }

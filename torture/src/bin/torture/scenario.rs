@@ -40,7 +40,7 @@ pub(crate) enum Fault {
     Cut,
     /// What a worker is answered takes longer.
     Slow,
-    /// The same for a lease, and takes a quarter of it; then everything is held.
+    /// The same for a lease, of which it takes a sixteenth; then everything is held.
     SlowThenHold,
 }
 
@@ -255,7 +255,7 @@ pub(crate) const ALL: &[Scenario] = &[
         name: "refused-releases",
         holds: "I1 to I7: what was released meanwhile is free a second after the store refuses no more",
         faults: &[NO_REPLICAS],
-        lasts: &[(1, 3)],
+        lasts: &[(3, 5)],
         ..PLAIN
     },
     Scenario {
