@@ -11,3 +11,4 @@ scripts/deny.sh
 scripts/book.sh
 scripts/semver.sh
 scripts/fuzz.sh
+scripts/planted.sh

@@ -115,6 +115,8 @@ mod once;
 mod options;
 mod origin;
 mod permits;
+#[cfg(leasehold_planted)]
+mod planted;
 mod primitive;
 mod purpose;
 mod reentrant;

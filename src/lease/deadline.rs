@@ -72,6 +72,16 @@ impl Deadline {
         }
     }
 
+    /// The planted mistake: it begins anew with each hold.
+    #[cfg(leasehold_planted)]
+    pub(crate) fn begin_anew(&mut self, now: Instant) -> bool {
+        let does = crate::planted::is(crate::planted::Mistake::PassesOnPastTheLease);
+        if does {
+            self.extend(now);
+        }
+        does
+    }
+
     /// When the store last confirmed the lease, at the earliest.
     pub(crate) const fn measured_from(&self) -> Instant {
         self.measured_from

@@ -25,6 +25,8 @@ use crate::fence::FencingToken;
 use crate::handover::{Group, may_pass_on};
 use crate::observer::{Audience, Event, Observers, RenewalOutcome, Source};
 use crate::options::Settings;
+#[cfg(leasehold_planted)]
+use crate::planted;
 
 /// How long waiting requests tolerate a store that does not answer: this, or four TTLs if that is longer.
 const OUTAGE: Duration = Duration::from_secs(30);
@@ -285,6 +287,8 @@ impl Lease {
         sent: Instant,
         now: Instant,
     ) -> Outcome {
+        #[cfg(leasehold_planted)]
+        let sent = planted::measured_from(sent, now);
         if let Some(limit) = answer.as_ref().ok().and_then(Answer::limit) {
             state.limit = Some(limit);
         }
@@ -314,6 +318,8 @@ impl Lease {
             Ok(Answer::Queued(place)) => {
                 let alive = moment_within(now, self.terms.ttl);
                 let pause = place.ask_again_in.map_or(alive, |pause| pause.min(alive));
+                #[cfg(leasehold_planted)]
+                let pause = planted::pause(pause);
                 match queued.placed(place, sent, now, pause, self.is_fresh(sent, now)) {
                     Some(grant) => self.hold(state, grant, sent, now),
                     None => Outcome::Queued,
@@ -340,6 +346,11 @@ impl Lease {
     /// request that was answered with that ticket, because the grant ends when the place would have ended.
     pub(super) fn pushed_grant(&self, ticket: Ticket, grant: Grant, now: Instant) -> PushOutcome {
         self.change(|state| match &mut state.phase {
+            #[cfg(leasehold_planted)]
+            Phase::Queued(_) if planted::is(planted::Mistake::BelievesLateGrants) => {
+                self.hold(state, grant, now, now);
+                PushOutcome::Granted
+            }
             Phase::Queued(queued) => {
                 if let Some((place, sent)) = queued.place
                     && place.ticket == ticket
@@ -536,6 +547,8 @@ impl Lease {
         let may_continue = may_pass_on(self.request.tokens, held.passes(), held.granted_at, now)
             && !deadline.has_passed(now)
             && deadline.uncapped(now) >= self.terms.ttl / 2;
+        #[cfg(leasehold_planted)]
+        let may_continue = held.kept.deadline.begin_anew(now) || may_continue;
         may_continue.then(|| Hold {
             lease: Arc::clone(self),
             token: held.pass_on(now),
@@ -857,6 +870,8 @@ impl Lease {
         else {
             return;
         };
+        #[cfg(leasehold_planted)]
+        let sent = planted::measured_from(sent, now);
         let token = kept.token.get();
         match answer {
             Ok(Renewal::Renewed) => {

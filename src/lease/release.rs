@@ -210,6 +210,8 @@ impl Keeper {
     async fn release_in_place(&self, pending: PendingRelease) -> Result<Released, BackendError> {
         let mut pending = guard(pending, |unconfirmed| self.queue_release(unconfirmed));
         let give_up = Instant::now() + PERSIST;
+        #[cfg(leasehold_planted)]
+        let give_up = crate::planted::give_up(Instant::now(), give_up);
         loop {
             match self.send_release(&pending.lease, pending.keep).await {
                 Err(error) if error.is_transient() && Instant::now() < give_up => {
@@ -334,6 +336,8 @@ impl Keeper {
         let name = resource.name();
         let (begin, lasts) = (Instant::now(), pending.ttl.max(GIVE_UP_AFTER));
         let give_up = *pending.give_up.get_or_insert(begin + lasts);
+        #[cfg(leasehold_planted)]
+        let give_up = crate::planted::give_up(begin, give_up);
         let mut pause = RETRY;
         loop {
             // Kept if this is dropped with its runtime.

@@ -241,6 +241,8 @@ impl Keeper {
 
     /// Handles an event from the store.
     fn handle_event(&self, event: Event) {
+        #[cfg(leasehold_planted)]
+        let Some(event) = crate::planted::heard(event) else { return };
         match event {
             Event::Granted { lease, ticket, grant } => {
                 let Some(known) = self.lease(lease.id) else {

@@ -177,6 +177,11 @@ impl RedisServer {
     }
 
     /// The URL without credentials, as it is in errors.
+    /// The clock that it lives by, if that is not the machine's.
+    pub(crate) const fn clock(&self) -> Option<&Clock> {
+        self.setup.clock.as_ref()
+    }
+
     pub(crate) fn address(&self) -> String {
         format!("redis://127.0.0.1:{}", self.port())
     }

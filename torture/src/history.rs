@@ -93,6 +93,9 @@ pub struct Site {
     pub order: Order,
     /// Whether tokens show the order of grants.
     pub ordered_tokens: bool,
+    /// Whether an owner that asks in several tasks at once gets a lease for each. Then it enters the one with the
+    /// greatest token, which may be greater than that of the hold in which it does so.
+    pub lease_per_request: bool,
 }
 
 /// Which requests are granted in the order in which they arrive.
@@ -126,6 +129,9 @@ pub struct Fault {
 pub enum Effect {
     /// It delays.
     Delays,
+    /// For a while, the store refuses what writes, for all. Then whoever waits for what was released meanwhile need not wait
+    /// until leases have ended: a release is repeated.
+    Refuses,
     /// Exclusion is not promised until a lease after its end: the store forgets, or its clock is set.
     Forgets,
     /// A client is stopped.

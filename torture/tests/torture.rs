@@ -6,6 +6,10 @@ use std::{env, fs};
 
 use leasehold_torture::outcome::Outcome;
 
+#[cfg(leasehold_planted)]
+#[path = "torture/broken.rs"]
+mod broken;
+
 const PROGRAM: &str = env!("CARGO_BIN_EXE_torture");
 /// The exit status of a run without violations.
 const FINE: i32 = 0;

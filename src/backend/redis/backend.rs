@@ -268,7 +268,10 @@ impl RedisBackend {
             let transport = self.transport_of_releases(&lease.resource).await?;
             release(&transport, lease, keep, self.gap()).await
         };
-        let released = until_answered(self.repeat_for, BackendError::is_transient, release).await?;
+        let repeat_for = self.repeat_for;
+        #[cfg(leasehold_planted)]
+        let repeat_for = crate::planted::repeat_for(repeat_for);
+        let released = until_answered(repeat_for, BackendError::is_transient, release).await?;
         Ok(found(released))
     }
 

@@ -16,6 +16,8 @@ pub(crate) const OWNED: usize = 3;
 pub(crate) const PASSED_ON: usize = 4;
 /// Two permits, in order.
 pub(crate) const IN_TURN: usize = 5;
+/// A reentrant lock whose owners get a lease for each of the requests that they make at once.
+pub(crate) const ENTERED: usize = 6;
 
 /// A run.
 pub(crate) struct Example {
@@ -33,6 +35,7 @@ impl Default for Example {
             lease: LEASE,
             order,
             ordered_tokens: true,
+            lease_per_request: false,
         };
         let sites = vec![
             site(1, Order::Arrival),
@@ -41,6 +44,7 @@ impl Default for Example {
             site(1, Order::Arrival),
             site(1, Order::WithinClients),
             site(2, Order::Arrival),
+            Site { lease_per_request: true, ..site(1, Order::Arrival) },
         ];
         let history = History { sites, ..History::default() };
         Self { events: Vec::new(), faults: Vec::new(), history, next: 0 }

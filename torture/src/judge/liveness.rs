@@ -1,11 +1,15 @@
-//! I5: whoever waits is served 100 ms after a release, and a lease and a second after anything worse.
+//! I5: whoever waits is served 100 ms after a release, a second after the store has refused what was released meanwhile, and
+//! a lease and a second after anything worse.
 //!
 //! What matters is for how long somebody waits while everything that anybody could ask for is free: a holder may hold
 //! for as long as it likes.
 
 use super::exclusion::limit;
 use super::{Bounds, End, Hold, Rule, Verdict, words};
-use crate::history::{Effect, Fault, History, Micros, Operation, Refusal, Site};
+use crate::history::{Effect, History, Micros, Operation, Refusal, Site};
+
+/// How much longer a hand-over takes at most while a client does not run now and then.
+const STALLED: Micros = 1_000_000;
 
 pub(super) fn judge(
     history: &History,
@@ -20,7 +24,7 @@ pub(super) fn judge(
             verdict.broken(Rule::I5, at, format!("{}: {refusal:?}", words(operation)));
         }
     }
-    let troubles = (&Faults::of(history), &Stalls::of(history));
+    let troubles = &Troubles::of(history);
     let most = operations.iter().map(|operation| operation.request.permits).max().unwrap_or(1);
     let mut free = Free { site, most, held: 0, waiting: 0, since: None, was_released: true };
     for (at, change) in changes(history, operations, holds) {
@@ -117,14 +121,35 @@ impl Free<'_> {
     }
 }
 
-/// The faults, and the latest end of all that have begun by then.
+/// What may be the reason for a wait.
+struct Troubles<'a> {
+    refusals: Faults<'a>,
+    worse: Faults<'a>,
+    stalls: Stalls,
+}
+
+impl<'a> Troubles<'a> {
+    fn of(history: &'a History) -> Self {
+        Self {
+            refusals: Faults::of(history, |effect| effect == Effect::Refuses),
+            // Without what is over at once.
+            worse: Faults::of(history, |effect| !matches!(effect, Effect::Refuses | Effect::Stalls { .. })),
+            stalls: Stalls::of(history),
+        }
+    }
+}
+
+/// Faults of a kind, and the latest end of all that have begun by then.
 struct Faults<'a>(Vec<(Micros, Micros, &'a str)>);
 
 impl<'a> Faults<'a> {
-    fn of(history: &'a History) -> Self {
+    fn of(history: &'a History, is_meant: impl Fn(Effect) -> bool) -> Self {
         let (mut latest, mut what) = (0, "");
         Self(
-            worse(history)
+            history
+                .faults
+                .iter()
+                .filter(|fault| is_meant(fault.effect))
                 .map(|fault| {
                     if fault.ended >= latest {
                         (latest, what) = (fault.ended, &fault.what);
@@ -135,16 +160,13 @@ impl<'a> Faults<'a> {
         )
     }
 
-    /// The one that ends last, of those that have begun by then.
-    fn last(&self, at: Micros) -> Option<(Micros, &'a str)> {
-        let begun = self.0.partition_point(|(began, ..)| *began <= at);
-        self.0[..begun].last().map(|(_, ended, what)| (*ended, *what))
+    /// The one that ends last, of those that have begun by the end of this time, if it does so no longer than `within`
+    /// before the time begins.
+    fn before(&self, span: Span, within: Micros) -> Option<(Micros, &'a str)> {
+        let begun = self.0.partition_point(|(began, ..)| *began <= span.to);
+        let last = self.0[..begun].last().map(|(_, ended, what)| (*ended, *what));
+        last.filter(|(ended, _)| ended + within > span.since)
     }
-}
-
-/// Without what is over at once.
-fn worse(history: &History) -> impl Iterator<Item = &Fault> {
-    history.faults.iter().filter(|fault| !matches!(fault.effect, Effect::Stalls { .. }))
 }
 
 /// When a client did not run, though nobody had stopped it: then nothing is served at once, but all the same in the time
@@ -171,18 +193,19 @@ impl Stalls {
     }
 }
 
-fn check(
-    site: &Site,
-    span: Span,
-    (faults, stalls): (&Faults<'_>, &Stalls),
-    bounds: &Bounds,
-    verdict: &mut Verdict,
-) {
+fn check(site: &Site, span: Span, troubles: &Troubles<'_>, bounds: &Bounds, verdict: &mut Verdict) {
     let worse = site.lease + bounds.recovered;
-    let is_calm = span.was_released && !stalls.touch(span.since, span.to);
-    let calm = span.since + if is_calm { bounds.handed_over } else { worse };
-    let fault = faults.last(span.to).filter(|(ended, _)| ended + worse > span.since);
-    let bound = fault.map_or(calm, |(ended, _)| calm.max(ended + worse));
+    let calm = span.since
+        + match (span.was_released, troubles.stalls.touch(span.since, span.to)) {
+            (true, false) => bounds.handed_over,
+            (true, true) => site.lease.min(STALLED) + bounds.recovered,
+            (false, _) => worse,
+        };
+    let (refusal, fault) =
+        (troubles.refusals.before(span, bounds.recovered), troubles.worse.before(span, worse));
+    let bound = refusal.map_or(calm, |(ended, _)| calm.max(ended + bounds.recovered));
+    let bound = fault.map_or(bound, |(ended, _)| bound.max(ended + worse));
+    let fault = refusal.into_iter().chain(fault).max_by_key(|(ended, _)| *ended);
     if let Some((ended, what)) = fault {
         let waited = span.to.saturating_sub(ended.max(span.since));
         let longest = verdict.recovery.entry(what.to_owned()).or_default();
@@ -227,6 +250,28 @@ mod tests {
                 run.breaks(I5);
             }
         }
+    }
+
+    #[test]
+    fn i5_a_release_that_the_store_has_refused_is_not_repeated() {
+        for (late, is_fine) in [(1_000_000, true), (1_000_001, false)] {
+            let mut run = Example::default();
+            run.hold(LOCK, 1, 0..10, 100).wait(LOCK, 2, 5, 500 + late..510 + late, 200);
+            run.fault(5..500, "refuse", Effect::Refuses);
+            if is_fine {
+                assert_eq!(run.is_fine().recovery["refuse"], late);
+            } else {
+                run.breaks(I5);
+            }
+        }
+    }
+
+    #[test]
+    fn a_holder_that_was_lost_while_the_store_refused_has_a_lease_and_a_second() {
+        let mut run = Example::default();
+        run.lose(LOCK, 1, 0..10, 100).wait(LOCK, 2, 5, LEASE + 900_000..LEASE + 900_010, 200);
+        run.fault(5..500, "refuse", Effect::Refuses);
+        run.is_fine();
     }
 
     #[test]

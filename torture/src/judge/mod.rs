@@ -236,7 +236,7 @@ impl Clients {
                         _ => pauses.push((fault.began, fault.ended)),
                     }
                 }
-                Effect::Delays | Effect::Forgets => {}
+                Effect::Delays | Effect::Refuses | Effect::Forgets => {}
             }
         }
         clients

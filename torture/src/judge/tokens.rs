@@ -74,7 +74,8 @@ fn ordered_by_the_store<'a>(history: &History, site: &Site, mut granted: Vec<Gra
     granted
 }
 
-/// A hold within another one has its token, unless the store has forgotten that one.
+/// A hold within another one has its token, unless the store has forgotten that one, or the owner has got another lease
+/// since where it can have several.
 fn check_nested(history: &History, site: &Site, granted: &[Grant<'_>], verdict: &mut Verdict) {
     let excuses = Excuses::of(history, site.lease);
     let mut tokens: Vec<(HoldId, u64)> =
@@ -83,7 +84,9 @@ fn check_nested(history: &History, site: &Site, granted: &[Grant<'_>], verdict: 
     for grant in granted {
         let Some(outer) = grant.operation.request.within else { continue };
         let found = tokens.binary_search_by_key(&outer, |(id, _)| *id).map(|at| tokens[at].1);
-        if found != Ok(grant.token) && !excuses.cover(grant.returned) {
+        let is_entered =
+            found.is_ok_and(|token| token == grant.token || site.lease_per_request && token < grant.token);
+        if !is_entered && !excuses.cover(grant.returned) {
             let what = format!("{} is within hold {outer}, under token {found:?}", words(grant.operation));
             verdict.broken(Rule::I2, grant.returned, what);
         }
@@ -121,7 +124,7 @@ fn check_order(by_token: &[Grant<'_>], verdict: &mut Verdict) {
 mod tests {
     use crate::history::Effect;
     use crate::judge::Rule::I2;
-    use crate::judge::example::{Example, FAIR, LOCK, OWNED, PASSED_ON};
+    use crate::judge::example::{ENTERED, Example, FAIR, LOCK, OWNED, PASSED_ON};
 
     #[test]
     fn i2_a_token_goes_back() {
@@ -218,6 +221,16 @@ mod tests {
         run.hold_as(OWNED, 1, 7, 0..10, 100).within_last(OWNED, 1, 7, 2..3, 100);
         run.is_fine();
         run.within_last(OWNED, 1, 7, 4..5, 101);
+        run.breaks(I2);
+    }
+
+    #[test]
+    fn i2_a_hold_within_another_one_may_have_a_greater_token_where_each_request_gets_a_lease() {
+        let mut run = Example::default();
+        run.hold_as(ENTERED, 1, 7, 0..10, 100).within_last(ENTERED, 1, 7, 2..3, 100);
+        run.within_last(ENTERED, 1, 7, 4..5, 101);
+        run.is_fine();
+        run.within_last(ENTERED, 1, 7, 6..7, 99);
         run.breaks(I2);
     }
 

@@ -88,6 +88,11 @@ mod tests {
     }
 
     #[test]
+    fn tokens_without_a_fence_go_back_with_the_clock() {
+        breaks("I2", Variant::KeepsNoFence, Lock { jumps: 1, ..lock(2, 1, 2) });
+    }
+
+    #[test]
     fn a_queue_of_the_dead_keeps_the_living_waiting() {
         breaks("I5", Variant::IgnoresLiveness, Lock { deaths: 2, ..lock(1, 3, 2) });
     }

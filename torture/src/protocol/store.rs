@@ -229,7 +229,8 @@ impl Store {
     /// Issues `count` numbers, and returns the first.
     fn issue(&mut self, count: Number, now: Ticks, variant: Variant) -> Number {
         let least = if variant == Variant::CountsTokens { 0 } else { floor(now) };
-        let first = least.max(self.last + 1);
+        let last = if variant == Variant::KeepsNoFence { 0 } else { self.last };
+        let first = least.max(last + 1);
         self.last = first + count - 1;
         first
     }

@@ -14,6 +14,8 @@ pub enum Variant {
     MeasuresFromTheAnswer,
     /// Tokens are counted, and do not follow the clock: a store that has lost its memory starts again (I2).
     CountsTokens,
+    /// The last number is not kept: after the store's clock was set back, tokens go back (I2).
+    KeepsNoFence,
     /// Places in the queue do not end when their requests are no longer repeated (I5).
     IgnoresLiveness,
     /// A grant to a waiter is not pushed, and waiting requests are not repeated (I5).

@@ -26,6 +26,8 @@ pub(crate) enum Fault {
     CutAnswer,
     /// What a worker is answered takes longer.
     Slow,
+    /// The same for a lease, of which it takes a sixteenth; then everything is held.
+    SlowThenHold,
     /// Something is the matter with a server.
     Server(ServerFault),
 }
@@ -65,6 +67,8 @@ pub(crate) enum ServerFault {
     ClockAhead,
     /// The server's clock is set back by more than a minute and a half, and later set right.
     ClockBack,
+    /// The server's clock is set back for good, by as long as the fault would last.
+    SetClockBack,
     /// The sessions or leases of all clients end.
     EndSessions,
     /// The history of the store is compacted.
@@ -98,6 +102,7 @@ impl Fault {
             Self::CutRequest => "a worker's request is cut".to_owned(),
             Self::CutAnswer => "a worker's answer is cut".to_owned(),
             Self::Slow => "a worker's answers are late".to_owned(),
+            Self::SlowThenHold => "a worker's answers are late, and then its line is held".to_owned(),
             Self::Server(fault) => fault.name().to_owned(),
         }
     }
@@ -119,7 +124,9 @@ impl Fault {
     pub(crate) fn is_on(self, store: Store) -> bool {
         match self {
             Self::StopWorker | Self::KillWorker => true,
-            Self::HoldTraffic(..) | Self::Slow => matches!(store, Store::Redis | Store::Redlock),
+            Self::HoldTraffic(..) | Self::Slow | Self::SlowThenHold => {
+                matches!(store, Store::Redis | Store::Redlock)
+            }
             Self::Hold(_) | Self::Partition(_) | Self::Cut | Self::CutRequest | Self::CutAnswer => {
                 store.has_lines()
             }
@@ -133,6 +140,9 @@ impl Fault {
             Self::StopWorker => Effect::Pauses { client },
             Self::KillWorker => Effect::Kills { client },
             Self::Server(fault) if fault.forgets(store) => Effect::Forgets,
+            Self::Server(ServerFault::NoRoom | ServerFault::NoReplicas) if matches!(store, Store::Redis) => {
+                Effect::Refuses
+            }
             _ => Effect::Delays,
         }
     }
@@ -156,7 +166,8 @@ impl ServerFault {
             Self::ReadOnly => "the server is read-only",
             Self::StatementLimit => "statements take too long for the server",
             Self::ClockAhead => "the server's clock jumps ahead",
-            Self::ClockBack => "the server's clock is set back",
+            Self::ClockBack => "the server's clock is set back, and right again",
+            Self::SetClockBack => "the server's clock is set back",
             Self::EndSessions => "the sessions of all clients end",
             Self::Compact => "the store is compacted",
             Self::KillMinority => "a minority of the servers is killed",
@@ -177,6 +188,7 @@ impl ServerFault {
                 | Self::ForgetScripts
                 | Self::EndConnections
                 | Self::ClockAhead
+                | Self::SetClockBack
                 | Self::EndSessions
                 | Self::Compact
                 | Self::ReplaceOne

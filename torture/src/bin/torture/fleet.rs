@@ -28,6 +28,7 @@ pub(crate) struct Plan {
     pub(crate) lease: Duration,
     pub(crate) each: usize,
     pub(crate) tasks: usize,
+    pub(crate) long: u64,
     pub(crate) has_semaphores: bool,
     pub(crate) planted: Option<Planted>,
 }
@@ -72,12 +73,12 @@ impl Fleet {
     }
 
     fn args(&self, client: u32, url: &str, log: &Path) -> Vec<OsString> {
-        let Plan { register, seed, end, lease, each, tasks, has_semaphores, planted, .. } = &self.plan;
+        let Plan { register, seed, end, lease, each, tasks, long, has_semaphores, planted, .. } = &self.plan;
         let lease = lease.as_millis();
         let mut args: Vec<OsString> = ["worker", "--url", url, "--log"].map(OsString::from).to_vec();
         args.push(log.into());
         let more = format!(
-            "--register {register} --client {client} --seed {seed} --end {end} --lease {lease} --each {each} --tasks {tasks}"
+            "--register {register} --client {client} --seed {seed} --end {end} --lease {lease} --each {each} --tasks {tasks} --long {long}"
         );
         args.extend(more.split(' ').map(OsString::from));
         args.extend(has_semaphores.then(|| "--semaphores".into()));

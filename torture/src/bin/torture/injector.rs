@@ -12,6 +12,7 @@ use crate::fleet::Fleet;
 use crate::schedule::{Chosen, Schedule, Scheduled};
 use crate::servers::{Server, Strike};
 use crate::store::{Store, is_back};
+use crate::support::Direction;
 
 /// How late each answer is on a line that is slow.
 const SLOW: Duration = Duration::from_millis(20);
@@ -22,6 +23,7 @@ const BYTES: usize = 200;
 pub(crate) struct Injector<'a> {
     pub(crate) store: Store,
     pub(crate) schedule: Schedule<'a>,
+    pub(crate) lease: Duration,
     /// Which of them are caused; the others only take their time.
     pub(crate) chosen: Option<&'a Chosen>,
     /// Nothing is printed.
@@ -72,7 +74,7 @@ impl Injector<'_> {
         let Scheduled { number, fault, lasts, worker, which, .. } = *scheduled;
         let client = fleet.client(worker);
         let began = now();
-        Hit { fault, lasts, worker, which }.cause(server, fleet).await?;
+        Hit { fault, lasts, worker, which, lease: self.lease }.cause(server, fleet).await?;
         let what = fault.name();
         let effect = match fault.effect(self.store, client) {
             Effect::Forgets if self.is_secret => Effect::Delays,
@@ -96,12 +98,13 @@ struct Hit {
     worker: usize,
     /// A random number: which of several servers, and the like.
     which: usize,
+    lease: Duration,
 }
 
 impl Hit {
     /// From its beginning to its end.
     async fn cause(&self, server: &mut dyn Server, fleet: &mut Fleet) -> Result<(), String> {
-        let Self { fault, lasts, worker, which } = *self;
+        let Self { fault, lasts, worker, which, lease } = *self;
         match fault {
             Fault::StopWorker => block_in_place(|| fleet.pause(worker)),
             Fault::KillWorker => block_in_place(|| fleet.replace(worker))?,
@@ -113,6 +116,11 @@ impl Hit {
             Fault::CutRequest => fleet.line(worker).cut_after(true, which % BYTES),
             Fault::CutAnswer => fleet.line(worker).cut_after(false, which % BYTES),
             Fault::Slow => fleet.line(worker).delay(SLOW),
+            Fault::SlowThenHold => {
+                fleet.line(worker).delay(lease / 16);
+                sleep(lease).await;
+                fleet.line(worker).hold(Direction::Both);
+            }
         }
         if !fault.is_instant() {
             sleep(lasts).await;
@@ -128,6 +136,10 @@ impl Hit {
             Fault::Hold(_) | Fault::HoldTraffic(..) => fleet.line(worker).resume(),
             Fault::Partition(_) => fleet.lines().for_each(|line| line.resume()),
             Fault::Slow => fleet.line(worker).delay(Duration::ZERO),
+            Fault::SlowThenHold => {
+                fleet.line(worker).delay(Duration::ZERO);
+                fleet.line(worker).resume();
+            }
             _ => {}
         }
         Ok(())

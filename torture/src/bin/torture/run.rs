@@ -6,7 +6,7 @@ use std::process::ExitCode;
 use std::time::Duration;
 
 use clap::Args;
-use leasehold_torture::history::{Effect, Fault, History, Micros, Usage};
+use leasehold_torture::history::{Effect, Fault, History, Micros, Site, Usage};
 use leasehold_torture::judge::{Bounds, Verdict};
 
 use crate::clock::{micros, now};
@@ -54,6 +54,9 @@ pub(crate) struct Options {
     /// How many tasks of each worker ask for each of them.
     #[arg(long, default_value_t = 2)]
     pub(crate) tasks: usize,
+    /// One of how many sections takes longer than a lease. Those of owners do so five times as often.
+    #[arg(long, default_value_t = 500, value_parser = clap::value_parser!(u64).range(1..))]
+    pub(crate) long: u64,
     /// Of all leases, in milliseconds; a second by default, and two on etcd.
     #[arg(long)]
     pub(crate) lease: Option<u64>,
@@ -99,10 +102,10 @@ impl Options {
 
     /// What repeats this run.
     pub(crate) fn command(&self) -> String {
-        let Self { store, scenario, seed, seconds, workers, each, tasks, slack, .. } = self;
+        let Self { store, scenario, seed, seconds, workers, each, tasks, long, slack, .. } = self;
         let mut command = format!(
             "torture --store {} --scenario {} --seed {seed} --seconds {seconds} --workers {workers} --each {each} \
-             --tasks {tasks} --lease {} --slack {slack}",
+             --tasks {tasks} --long {long} --lease {} --slack {slack}",
             store.name(),
             scenario.name,
             self.lease().as_millis()
@@ -125,6 +128,7 @@ impl Options {
             lease: self.lease(),
             each: self.each,
             tasks: self.tasks,
+            long: self.long,
             has_semaphores: self.store.has_semaphores(),
             planted: self.planted,
         }
@@ -208,7 +212,8 @@ pub(crate) async fn attempt(
     tokio::time::sleep(BEGINNING).await;
     let schedule = Schedule::of(scenario, &possible, lease, options.workers, *seed);
     let is_secret = options.planted == Some(Planted::SecretFlush);
-    let injector = Injector { store: *store, schedule, chosen: options.faults.as_ref(), is_quiet, is_secret };
+    let injector =
+        Injector { store: *store, schedule, lease, chosen: options.faults.as_ref(), is_quiet, is_secret };
     let last = end.saturating_sub(micros(options.ending()));
     let injected = injector.run(&mut *server, &mut fleet, last).await?;
     fleet.finish().await?;
@@ -219,7 +224,7 @@ pub(crate) async fn attempt(
     let after = server.connections();
     let read = fleet.read()?;
     let usage = usage(&read, before.zip(after), remains);
-    let history = history(&taken, &read, &injected, &register, usage)?;
+    let history = history(&sites::judged(&taken, *store), &read, &injected, &register, usage)?;
     // Whoever still waits has waited until now.
     let history = History { end: history.end.max(ended), ..history };
     let verdict = Verdict::of(&history, &options.bounds());
@@ -228,7 +233,7 @@ pub(crate) async fn attempt(
 
 /// Everything on one clock.
 fn history(
-    taken: &[sites::Taken],
+    sites: &[Site],
     read: &[(u32, Read)],
     injected: &[Injected],
     register: &Register,
@@ -239,7 +244,7 @@ fn history(
         read.late.iter().map(|(began, ended)| not_running(*client, *began, *ended))
     });
     let faults = injected.iter().map(|one| one.fault.clone()).chain(late).collect();
-    let history = History::of(sites::judged(taken), events).map_err(|error| error.to_string())?.under(faults);
+    let history = History::of(sites.to_vec(), events).map_err(|error| error.to_string())?.under(faults);
     Ok(History { writes: register.writes(), usage: Some(usage), ..history })
 }
 

@@ -158,7 +158,37 @@ pub(crate) const ALL: &[Scenario] = &[
         lasts: &[(6, 13), (20, 50)],
         ..PLAIN
     },
+    Scenario {
+        name: "late-requests",
+        holds: "I1 to I7: a late renewal or release takes nothing from others",
+        faults: &[Fault::Hold(ToServer)],
+        lasts: &[(7, 13)],
+        calm: SHORT_CALM,
+        ..PLAIN
+    },
+    Scenario {
+        name: "late-answers",
+        holds: "I1 to I7: a lease is measured from its request",
+        faults: &[Fault::SlowThenHold],
+        lasts: &[(10, 14)],
+        calm: SHORT_CALM,
+        ..PLAIN
+    },
+    Scenario {
+        name: "clock-set-back",
+        holds: "I1 to I7: tokens increase although the server's clock goes back",
+        faults: &[Fault::Server(ServerFault::SetClockBack)],
+        lasts: &[(1, 6)],
+        ..PLAIN
+    },
     Scenario { name: "slow-network", holds: "I1 to I7", faults: &[Fault::Slow, Fault::Cut], ..PLAIN },
+    Scenario {
+        name: "refused-releases",
+        holds: "I1 to I7: what was released meanwhile is free a second after the store refuses no more",
+        faults: &[Fault::Server(ServerFault::NoReplicas)],
+        lasts: &[(3, 5)],
+        ..PLAIN
+    },
     Scenario {
         name: "refusals",
         holds: "I1 to I7: nobody who waits is told of them",

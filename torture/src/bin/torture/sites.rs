@@ -5,6 +5,7 @@ use std::time::Duration;
 use leasehold_torture::history::{Order, Site};
 
 use crate::clock::micros;
+use crate::store::Store;
 
 /// How many permits semaphores have.
 pub(crate) const PERMITS: u32 = 2;
@@ -84,13 +85,14 @@ pub(crate) fn all(has_semaphores: bool, lease: Duration, each: usize) -> Vec<Tak
 }
 
 /// The same, as the judge sees them.
-pub(crate) fn judged(all: &[Taken]) -> Vec<Site> {
+pub(crate) fn judged(all: &[Taken], store: Store) -> Vec<Site> {
     let site = |taken: &Taken| Site {
         name: taken.name.clone(),
         limits: vec![(0, taken.kind.limit())],
         lease: micros(taken.lease),
         order: taken.kind.order(),
         ordered_tokens: true,
+        lease_per_request: store == Store::Redlock,
     };
     all.iter().map(site).collect()
 }

@@ -66,6 +66,9 @@ pub(crate) struct Orders {
     /// How many tasks ask for each of them.
     #[arg(long)]
     pub(crate) tasks: usize,
+    /// One of how many sections is long.
+    #[arg(long)]
+    pub(crate) long: u64,
     /// Whether the store has semaphores.
     #[arg(long)]
     pub(crate) semaphores: bool,
@@ -437,7 +440,8 @@ impl User {
     /// What a holder does, until it is done or told that it no longer holds.
     async fn work(&mut self, lease: &Lease, held: &Held, handle: &Handle, asked: Asked) {
         let token = held.token().get();
-        let is_long = self.random.one_in(if asked.owner.is_some() { 100 } else { 500 });
+        let long = self.shared.orders.long;
+        let is_long = self.random.one_in(if asked.owner.is_some() { long.div_ceil(5) } else { long });
         let length = if is_long {
             self.taken().lease * 5 / 4
         } else {

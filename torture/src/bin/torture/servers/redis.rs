@@ -26,11 +26,14 @@ pub(crate) const FAULTS: &[ServerFault] = &[
     ServerFault::ReadOnly,
     ServerFault::ClockAhead,
     ServerFault::ClockBack,
+    ServerFault::SetClockBack,
 ];
 
 /// A script that takes longer is answered for. Snapshots are taken by hand.
 pub(super) const OPTIONS: &str =
     "--lua-time-limit 20 --save 3600 1000000000 --dbfilename taken --stop-writes-on-bgsave-error no";
+/// Those that need a clock of its own.
+const CLOCK: [ServerFault; 3] = [ServerFault::ClockAhead, ServerFault::ClockBack, ServerFault::SetClockBack];
 /// As far as a clock jumps.
 const AHEAD: Duration = Duration::from_secs(31);
 const BACK: Duration = Duration::from_secs(100);
@@ -45,8 +48,7 @@ pub(crate) struct Redis {
 
 impl Redis {
     pub(crate) fn start_or_skip(start: Start<'_>) -> Option<Self> {
-        let has_clock =
-            start.will_suffer(ServerFault::ClockAhead) || start.will_suffer(ServerFault::ClockBack);
+        let has_clock = CLOCK.into_iter().any(|fault| start.will_suffer(fault));
         let clock = if has_clock { Clock::new_or_skip(LEFT_OUT) } else { None };
         let setup = if start.is_on_disk { Setup::on_disk() } else { Setup::default() };
         let mut setup = Setup { clock: clock.clone(), ..setup };
@@ -95,6 +97,7 @@ impl Server for Redis {
             ServerFault::Restart | ServerFault::RestartEmpty => self.server.restart(),
             ServerFault::ClockAhead => self.set_clock(|clock| clock.shift(AHEAD)),
             ServerFault::ClockBack => self.set_clock(|clock| clock.set_back(BACK)),
+            ServerFault::SetClockBack => self.set_clock(|clock| clock.set_back(strike.lasts)),
             ServerFault::CannotSave => return self.fail_to_save().boxed(),
             ServerFault::Busy => {
                 let mut raw = self.server.raw();
@@ -138,7 +141,7 @@ impl Server for Redis {
     }
 
     fn can_have(&self, fault: ServerFault) -> bool {
-        !matches!(fault, ServerFault::ClockAhead | ServerFault::ClockBack) || self.clock.is_some()
+        !CLOCK.contains(&fault) || self.clock.is_some()
     }
 
     fn connections(&self) -> Option<u64> {
