@@ -197,9 +197,9 @@ impl Lock {
         token
     }
 
-    async fn until(&self, cell: &str, is_so: impl Fn(&Inspection) -> bool) {
+    async fn until(&self, cell: &str, is_so: fn(&Inspection) -> bool) {
         let come = async {
-            while !self.inspect().await.as_ref().is_some_and(&is_so) {
+            while !self.inspect().await.as_ref().is_some_and(is_so) {
                 sleep(Duration::from_millis(5)).await;
             }
         };

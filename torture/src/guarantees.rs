@@ -31,7 +31,11 @@ pub struct Shown {
 }
 
 /// The stores of which a server, of several, can be stopped.
-const SEVERAL: &[&str] = &["redlock"];
+const SEVERAL: &[&str] = &["redlock", "etcd-cluster", "zookeeper-ensemble"];
+/// Those of which a majority has each change.
+const AGREEING: &[&str] = &["etcd-cluster", "zookeeper-ensemble"];
+/// Those whose replicas may lag.
+const REPLICATED: &[&str] = &["sentinel", "cluster"];
 /// Those of which the only one is stopped then.
 const ONE: &[&str] = &["redis", "postgres", "mysql", "etcd", "zookeeper"];
 
@@ -49,6 +53,15 @@ pub const SHOWN: &[Shown] = &[
     shown("the-store-loses-its-data", "server-restart-without-disk", &[]),
     shown("the-store-loses-its-data", "flush", &[]),
     shown("the-store-refuses-requests-for-some-seconds", "refusals", &[]),
+    shown("the-store-hangs-or-is-unreachable", "cut-messages", &[]),
+    shown("the-store-hangs-or-is-unreachable", "ended-connections", &[]),
+    shown("one-server-hangs-or-dies-and-another-one-works", "killed-minority", &[]),
+    shown("one-server-hangs-or-dies-and-another-one-works", "moved-leader", &[]),
+    shown("one-server-hangs-or-dies-and-another-one-works", "stopped-follower", &[]),
+    shown("failover-where-a-majority-or-a-replica-has-each-change", "failover", AGREEING),
+    shown("failover-where-the-replica-lags", "failover", REPLICATED),
+    shown("the-clock-of-the-store-jumps-forward", "clock-ahead", &[]),
+    shown("the-clock-of-the-store-jumps-back", "clock-set-back", &[]),
 ];
 
 const fn shown(fault: &'static str, scenario: &'static str, stores: &'static [&'static str]) -> Shown {
@@ -60,8 +73,8 @@ const COLUMNS: &[(&str, &[&str])] = &[
     ("SQLite", &["sqlite"]),
     ("PostgreSQL", &["postgres"]),
     ("MySQL", &["mysql"]),
-    ("etcd", &["etcd"]),
-    ("ZooKeeper", &["zookeeper"]),
+    ("etcd", &["etcd", "etcd-cluster"]),
+    ("ZooKeeper", &["zookeeper", "zookeeper-ensemble"]),
     ("Redis", &["redis", "sentinel", "cluster"]),
     ("Redlock", &["redlock"]),
 ];
