@@ -9,11 +9,11 @@ use futures::{FutureExt, StreamExt};
 use tokio::runtime::Handle;
 use tokio::time::timeout;
 
+use super::calls::{self, read_released};
 use super::descriptions::{Sent, describe};
 use super::protocol::TOKENS_PER_GRANT;
-use super::reply::read_released;
 use super::transport::{Transport, until_answered};
-use super::{RedisBackend, lock, renewals, semaphore};
+use super::{RedisBackend, renewals};
 use crate::backend::{
     Answer, Answered, Backend, BackendError, Capabilities, Cause, Claim, Detail, Event, Finding, Inspection,
     LeaseId, LeaseRef, Limit, Listed, Released, Renew, Renewal, Request, Resource, Severity, StoreState,
@@ -119,7 +119,7 @@ impl Backend for RedisBackend {
             let not_sent = |error: &BackendError| {
                 matches!(error, BackendError::NotSent { .. } | BackendError::RefusedForNow { .. })
             };
-            let force = || async { lock::force(&self.ready(resource).await?, resource).await };
+            let force = || async { calls::force(&self.ready(resource).await?, resource).await };
             Ok(until_answered(self.repeat_for, not_sent, force).await?.0)
         };
         self.home.awaiting(call).boxed()
@@ -133,7 +133,7 @@ impl Backend for RedisBackend {
     ) -> BoxFuture<'a, Result<Limit, BackendError>> {
         let call = async move {
             let resize =
-                || async { semaphore::set_limit(&self.ready(resource).await?, resource, permits, ttl).await };
+                || async { calls::set_limit(&self.ready(resource).await?, resource, permits, ttl).await };
             Ok(until_answered(self.repeat_for, BackendError::is_transient, resize).await?.0)
         };
         self.home.awaiting(call).boxed()
@@ -145,14 +145,7 @@ impl Backend for RedisBackend {
         detail: Detail,
     ) -> BoxFuture<'a, Result<Inspection, BackendError>> {
         let call = async move {
-            let inspect = || async {
-                let transport = self.ready(resource).await?;
-                if resource.kind.is_semaphore() {
-                    semaphore::inspect(&transport, resource, detail).await
-                } else {
-                    lock::inspect(&transport, resource, detail).await
-                }
-            };
+            let inspect = || async { calls::inspect(&self.ready(resource).await?, resource, detail).await };
             let (mut inspection, _) =
                 until_answered(self.repeat_for, BackendError::is_transient, inspect).await?;
             if detail != Detail::Counts {
@@ -294,8 +287,10 @@ impl RedisBackend {
             return Err(BackendError::Unsupported { reason });
         }
         match &request.claim {
-            Claim::Permits(permits, limit) => semaphore::acquire(transport, request, *permits, *limit).await,
-            Claim::Sole | Claim::Owner(_) => lock::acquire(transport, request, self.repair, None).await,
+            Claim::Permits(permits, limit) => {
+                calls::acquire_permits(transport, request, *permits, *limit).await
+            }
+            Claim::Sole | Claim::Owner(_) => calls::acquire(transport, request, self.repair, None).await,
         }
     }
 
@@ -368,10 +363,9 @@ async fn release(
     keep: u32,
     gap: Option<Duration>,
 ) -> Result<Released, BackendError> {
-    let operation = match (lease.resource.kind.is_semaphore(), keep) {
-        (true, _) => semaphore::to_release(lease, keep),
-        (false, 0) => lock::to_release(lease, gap),
-        (false, _) => return Ok(Released::Held),
-    };
+    if keep > 0 && !lease.resource.kind.is_semaphore() {
+        return Ok(Released::Held);
+    }
+    let operation = calls::to_release(lease, keep, gap);
     transport.ask(operation, transport.reply_timeout, read_released).await
 }

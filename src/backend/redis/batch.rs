@@ -29,14 +29,13 @@ use tokio::time::Instant;
 
 use super::connection::Connection;
 use super::keys;
+use super::link::{Arguments, Value};
 use super::link::{CallError, Link, Reply};
 use super::msgpack::unpack_list;
 use super::operation::{Operation, pack_prefix};
 use super::protocol::{FAILED, WITH_GRANT};
-use super::queue::Queued;
 use super::script::{BATCH, Script};
-use super::transport::{Transport, is_unknown_script};
-use super::value::{Arguments, Value};
+use super::transport::{Queued, Transport, is_unknown_script};
 use crate::backend::{BackendError, Kind};
 use crate::runtime::spawn_on;
 

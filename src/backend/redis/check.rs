@@ -3,8 +3,8 @@
 use futures::FutureExt;
 use futures::future::try_join4;
 
+use super::link::Value;
 use super::link::{CallError, Link, command};
-use super::value::Value;
 use crate::backend::{Finding, Severity};
 
 /// The commands that the scripts use.

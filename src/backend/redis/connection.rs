@@ -29,13 +29,13 @@ use tokio_util::sync::CancellationToken;
 use uuid::Uuid;
 
 use super::check::too_old;
+use super::link::Value;
 use super::link::{CallError, Connector, Link, command};
 use super::refusal::of_connection_is_for_now;
 use super::route::Route;
 use super::status::{ConnectionStatus, Statuses};
 use super::target::Login;
 use super::target::Server;
-use super::value::Value;
 use crate::backend::{BackendError, Cause, Status};
 use crate::runtime::spawn_on;
 
@@ -627,10 +627,10 @@ pub(super) mod tests {
     use futures::stream::{BoxStream, StreamExt, pending as no_messages};
     use tokio::time::advance;
 
+    use super::super::link::Arguments;
     use super::super::link::{Message, Opened, Reply};
     use super::super::route::ToServer;
     use super::super::script::Script;
-    use super::super::value::Arguments;
     use super::*;
 
     /// Never opens a link.

@@ -22,14 +22,14 @@ use parking_lot::Mutex;
 use tokio::time::Instant;
 use uuid::Uuid;
 
+use super::calls::millis;
+use super::connections::Commands;
 use super::keys;
 use super::link::CallError;
+use super::link::{Arguments, Value};
 use super::notifications::Notifications;
-use super::reply::millis;
 use super::script::{DESCRIBE, DESCRIPTIONS};
-use super::servers::Commands;
 use super::transport::Transport;
-use super::value::{Arguments, Value};
 use crate::backend::{Answer, BackendError, Holder, LeaseId, LeaseRef, Renew, Request, Resource, Waiter};
 use crate::hash::HashMap;
 

@@ -37,11 +37,11 @@ use tokio_util::sync::CancellationToken;
 
 use super::connection::Timeouts;
 use super::link::{Address, CallError, Library, Link, Message, Opened, Reply};
+use super::link::{Arguments, Value};
 use super::script::Script;
 use super::target::Server;
 use super::target::{Login, Target, Topology};
 use super::tls::Tls;
-use super::value::{Arguments, Value};
 use crate::runtime::spawn;
 
 /// How many commands may wait in fred's queue.

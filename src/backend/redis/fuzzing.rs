@@ -4,21 +4,23 @@ use bytes::Bytes;
 use uuid::Uuid;
 
 use super::cluster::Map;
+use super::link::Value;
 use super::listing::read_listed;
-use super::msgpack::{pack_text, unpack_list, unpack_texts};
+use super::msgpack::{pack_text, unpack_list};
 use super::notifications::Notifications;
-use super::reply::{read_released, read_renewal};
 use super::target::Server;
-use super::value::Value;
-use super::{keys, lock, semaphore};
+use super::{calls, keys};
 use crate::backend::{Answer, Detail, Event, Kind, Limit, Resource};
 use crate::fence::FencingToken;
 
+/// How a list of one item begins.
+const LIST_OF_ONE: u8 = 0x91;
+
 /// What a server may answer, as a list in MessagePack, to every call. The last item stands for the time.
 pub(in crate::backend) fn answers(bytes: &[u8]) {
-    let mut packed = Vec::new();
+    let mut packed = vec![LIST_OF_ONE];
     pack_text(bytes, &mut packed);
-    assert_eq!(unpack_texts(&packed.into()), [bytes]);
+    assert_eq!(unpack_list(&packed.into()), Some(vec![Value::Text(Bytes::copy_from_slice(bytes))]));
 
     let Some(items) = unpack_list(&Bytes::copy_from_slice(bytes)) else { return };
     assert!(
@@ -28,11 +30,11 @@ pub(in crate::backend) fn answers(bytes: &[u8]) {
     let all = Value::List(items);
     for answer in all.as_list().iter().chain([&all]) {
         granted_or_not(answer);
-        let _ = (read_renewal(answer), read_released(answer));
+        let _ = (calls::read_renewal(answer), calls::read_released(answer));
         for detail in [Detail::Full, Detail::Summary, Detail::Counts] {
-            drop(lock::read_inspection(answer.as_list(), detail));
+            drop(calls::read_inspection_of_lock(answer.as_list(), detail));
         }
-        drop(semaphore::read_inspection(answer.as_list()));
+        drop(calls::read_inspection_of_permits(answer.as_list()));
         for now in [answer, &Value::Nil] {
             if let Some(listed) = read_listed("lock:a", answer, now) {
                 assert!(!listed.holders.is_empty() || listed.waiters > 0, "nobody holds or waits");
@@ -51,13 +53,13 @@ fn count(value: &Value) -> usize {
 
 /// A grant has a token that is in the answer.
 fn granted_or_not(answer: &Value) {
-    let of_lock = lock::read_answer(answer);
+    let of_lock = calls::read_lock_answer(answer);
     if let Some(Answer::Granted(grant)) = &of_lock {
         let said = if let Value::List(parts) = answer { parts.first() } else { Some(answer) };
         assert_eq!(said.and_then(Value::as_u64).map(FencingToken::new), Some(grant.token));
         assert!(grant.token.get() > 0 && grant.limit.is_none());
     }
-    let of_semaphore = semaphore::read_answer(answer.as_list(), 1, Limit::stated(3));
+    let of_semaphore = calls::read_permits_answer(answer.as_list(), 1, Limit::stated(3));
     if let Some(Ok(Answer::Granted(grant))) = of_semaphore {
         let [said, _, version, token, ..] = answer.as_list() else { panic!("{answer:?}") };
         assert_eq!((said.as_str(), token.as_u64()), (Some("granted"), Some(grant.token.get())));

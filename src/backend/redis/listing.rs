@@ -14,15 +14,15 @@ use futures::stream::{self, BoxStream};
 use futures::{FutureExt, StreamExt, TryStreamExt};
 use tokio::time::Instant;
 
+use super::RedisBackend;
+use super::calls::{read_lock_holders, read_number, read_permit_holders};
 use super::connection::Connection;
 use super::descriptions::{Labels, annotate, label, leases_of, read_labels, read_notes};
 use super::keys;
 use super::link::Link;
+use super::link::{Arguments, Value};
 use super::protocol::{A_LOCK, A_SEMAPHORE};
-use super::reply::{read_number, unreadable};
 use super::script::LIST;
-use super::value::{Arguments, Value};
-use super::{RedisBackend, lock, semaphore};
 use crate::backend::{BackendError, Kind, Listed, Resource};
 use crate::hash::HashSet;
 use crate::name;
@@ -123,7 +123,7 @@ impl RedisBackend {
             // Those of the first ones, which may be all of them.
             let answers = answer.as_list().split_first();
             let answers = answers.filter(|(_, answers)| (1..=rest.len()).contains(&answers.len()));
-            let (now, answers) = answers.ok_or_else(|| unreadable(&LIST))?;
+            let (now, answers) = answers.ok_or_else(|| LIST.unreadable())?;
             let (asked, others) = rest.split_at(answers.len());
             listed.extend(asked.iter().zip(answers).filter_map(|((_, key), one)| read_listed(key, one, now)));
             rest = others;
@@ -188,7 +188,7 @@ pub(super) fn read_listed(key: &str, answer: &Value, now: &Value) -> Option<List
     let (what, parts) = answer.as_list().split_first()?;
     let (kind, holders, waiters) = match (what.as_str()?, parts) {
         (A_LOCK, [value, remaining, waiters, holds]) => {
-            let value = value.as_bytes().map(|value| lock::read_holders(value, remaining, holds, now));
+            let value = value.as_bytes().map(|value| read_lock_holders(value, remaining, holds, now));
             let holders = match value {
                 Some(holders) => holders?,
                 None => Vec::new(),
@@ -202,7 +202,7 @@ pub(super) fn read_listed(key: &str, answer: &Value, now: &Value) -> Option<List
                 None => key.starts_with(PREFIX_OF_FAIR),
             };
             let kind = if is_fair { Kind::Fair } else { Kind::Counting };
-            (kind, semaphore::read_holders(holders, now).flatten().collect(), waiters)
+            (kind, read_permit_holders(holders, now).flatten().collect(), waiters)
         }
         _ => return None,
     };

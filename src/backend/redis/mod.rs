@@ -7,20 +7,19 @@
 //! | `linker` | how a script is put together from the files of `lua/` |
 //! | `protocol` | what Rust and Lua must agree on |
 //! | `script` | the scripts' text and digests |
-//! | `link` | what a client library must provide: one established connection; errors classified by what is known about the execution |
+//! | `link` | what a client library must provide: one established connection, arguments, answers, and errors classified by what is known about the execution |
 //! | `fred`, `redis_rs` | links of fred, and of redis-rs |
-//! | `value` | arguments and answers |
 //! | `connection` | a connection: one link after another, until it is closed |
-//! | `servers` | the parts of a store: its connections and transports |
+//! | `servers` | the connections and transports of a store are created |
 //! | `route` | which server a connection leads to |
 //! | `sentinel` | which server is currently the primary |
 //! | `cluster` | which node serves which slot; redirections |
 //! | `status`, `check`, `acceptance` | the state of the store, from that of its connections; checks of one server; of all servers |
 //! | `runtime` | whether a runtime can be used for connections |
-//! | `connections` | the connections where the client lives |
+//! | `connections` | connections for commands, and the one that is subscribed, where the client lives |
 //! | `operation` | a script with its resource and arguments, before it becomes a call or a part of a batch |
-//! | `transport` | operations called, once or until they are answered |
-//! | `queue`, `batch` | operations that wait for a call; many operations in one call |
+//! | `transport` | operations called, once or until they are answered; those that wait for a call |
+//! | `batch` | many operations in one call |
 //! | `msgpack` | the encoding of a batch and its answers |
 //! | `notifications` | the subscription: messages from the server become events |
 //! | `elections` | the channels of the elections that this client observes, on the same connection |
@@ -28,8 +27,7 @@
 //! | `credentials` | public: who logs in |
 //! | `tls` | when a link is opened over TLS, and what it means if it is not |
 //! | `url`, `target` | parsing URLs; where a store is, and who logs in |
-//! | `lock`, `semaphore` | their scripts as typed calls |
-//! | `reply` | the scripts' answers, converted to types |
+//! | `calls` | the scripts as typed calls: their arguments, and what their answers say |
 //! | `node` | a server as one of the nodes of a Redlock |
 //! | `refusal` | which answers of a server that declines are temporary |
 //! | `descriptions` | labels of clients and notes of leases, beside what the protocol needs |
@@ -43,6 +41,7 @@ mod acceptance;
 mod backend;
 mod batch;
 mod builder;
+mod calls;
 mod check;
 mod cluster;
 mod connection;
@@ -58,24 +57,20 @@ mod keys;
 mod link;
 mod linker;
 mod listing;
-mod lock;
 mod msgpack;
 mod node;
 mod notifications;
 mod opening;
 mod operation;
 mod protocol;
-mod queue;
 #[cfg(feature = "redis-rs")]
 mod redis_rs;
 mod refusal;
 mod renewals;
 mod replicas;
-mod reply;
 mod route;
 mod runtime;
 mod script;
-mod semaphore;
 mod sentinel;
 mod servers;
 mod status;
@@ -83,7 +78,6 @@ mod target;
 mod tls;
 mod transport;
 mod url;
-mod value;
 
 use std::fmt;
 use std::sync::Arc;
@@ -107,13 +101,13 @@ use crate::home::Home;
 use crate::runtime::spawn_on;
 use check::Expected;
 use connection::{ConnectionSettings, names_after};
-use connections::Connections;
+use connections::{Commands, Connections};
 use descriptions::Descriptions;
 use link::Library as LinkLibrary;
 use notifications::Notifications;
 use opening::Opening;
 use replicas::Replicas;
-use servers::{Commands, Servers};
+use servers::Servers;
 use status::Statuses;
 
 pub use builder::RedisBuilder;

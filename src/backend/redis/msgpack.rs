@@ -1,12 +1,10 @@
 //! Texts and answers in MessagePack, as the server's `cmsgpack` reads and writes them.
 
-use std::iter;
-
 use bytes::Bytes;
 use rmp::Marker;
 use rmp::decode::{RmpRead, read_marker};
 
-use super::value::Value;
+use super::link::Value;
 
 /// More than most answers have.
 const USUAL_ITEMS: usize = 256;
@@ -25,7 +23,7 @@ pub(super) fn pack_text(text: &[u8], packed: &mut Vec<u8>) {
 }
 
 /// The header of a text of that many bytes, and the header's length.
-pub(super) fn header_of_text(bytes: usize) -> ([u8; 5], usize) {
+fn header_of_text(bytes: usize) -> ([u8; 5], usize) {
     match u8::try_from(bytes) {
         Ok(short @ ..0x20) => ([0xa0 | short, 0, 0, 0, 0], 1),
         Ok(byte) => ([0xd9, byte, 0, 0, 0], 2),
@@ -44,16 +42,6 @@ pub(super) fn unpack_list(packed: &Bytes) -> Option<Vec<Value>> {
         Value::List(items) if rest.is_empty() => Some(items),
         _ => None,
     }
-}
-
-/// Reads texts that [`pack_text`] has packed, one after another.
-pub(super) fn unpack_texts(packed: &Bytes) -> Vec<Bytes> {
-    let mut rest = &packed[..];
-    let text = || match unpack(packed, &mut rest, 0) {
-        Some(Value::Text(text)) => Some(text),
-        _ => None,
-    };
-    iter::from_fn(text).collect()
 }
 
 /// Reads the value at the start of `rest`, which is the end of `packed`, with lists nested up to `depth`. Fractions are

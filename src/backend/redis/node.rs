@@ -4,7 +4,7 @@ use futures::FutureExt;
 use futures::future::BoxFuture;
 
 use super::backend::written;
-use super::{RedisBackend, lock};
+use super::{RedisBackend, calls};
 use crate::backend::redlock::Node;
 use crate::backend::{Answer, BackendError, LeaseRef, Request};
 use crate::fence::FencingToken;
@@ -18,7 +18,7 @@ impl Node for RedisBackend {
         async move {
             let transport = self.transport_of_releases(&request.lease.resource).await?;
             let described = self.descriptions.send_with_request(&self.commands, request);
-            let asked = lock::acquire(&transport, request, self.repair, Some(proposed)).await;
+            let asked = calls::acquire(&transport, request, self.repair, Some(proposed)).await;
             written(described).await;
             if let Some(removed) = self.descriptions.send_unless_known(&self.commands, request, &asked) {
                 written(Some(removed)).await;
@@ -37,7 +37,7 @@ impl Node for RedisBackend {
     ) -> BoxFuture<'a, Result<bool, BackendError>> {
         async move {
             let transport = self.transport_of_releases(&lease.resource).await?;
-            lock::settle(&transport, lease, token).await
+            calls::settle(&transport, lease, token).await
         }
         .boxed()
     }

@@ -2,33 +2,37 @@
 //! batch, only when it is sent.
 
 use std::iter;
+use std::ops::Range;
 
 use bytes::Bytes;
 use smallvec::SmallVec;
 
 use super::keys;
-use super::msgpack::{FALSE, TRUE, header_of_text, pack_text, unpack_texts};
+use super::link::Arguments;
+use super::msgpack::{FALSE, TRUE, pack_text};
 use super::protocol::USE_FENCE;
 use super::script::Script;
-use super::value::Arguments;
 use crate::backend::{LeaseId, Resource};
 
 /// The usual size of all arguments: a lease id and a TTL.
-const USUAL_ARGS: usize = 64;
+const USUAL_SIZE: usize = 64;
+/// As many as a request for permits has.
+const USUAL_ARGS: usize = 7;
 
 /// A script, the resource from whose key the script's keys are derived, and its arguments.
 #[derive(Clone, Debug)]
 pub(super) struct Operation {
     pub(super) script: &'static Script,
     pub(super) resource: Resource,
-    /// The arguments, in MessagePack: an allocation for each would cost more than everything else.
-    args: SmallVec<[u8; USUAL_ARGS]>,
-    number_of_args: u8,
+    /// The arguments, one after another, and where each ends: an allocation for each would cost more than everything
+    /// else.
+    args: SmallVec<[u8; USUAL_SIZE]>,
+    ends: SmallVec<[u32; USUAL_ARGS]>,
 }
 
 impl Operation {
     pub(super) fn new(script: &'static Script, resource: &Resource) -> Self {
-        Self { script, resource: resource.clone(), args: SmallVec::new(), number_of_args: 0 }
+        Self { script, resource: resource.clone(), args: SmallVec::new(), ends: SmallVec::new() }
     }
 
     pub(super) fn lease(mut self, id: LeaseId) -> Self {
@@ -47,11 +51,15 @@ impl Operation {
     }
 
     fn arg(&mut self, arg: &[u8]) {
-        let (header, length) = header_of_text(arg.len());
-        // One or two bytes, almost always.
-        header[..length].iter().for_each(|byte| self.args.push(*byte));
         self.args.extend_from_slice(arg);
-        self.number_of_args += 1;
+        // The server accepts no longer arguments.
+        self.ends.push(u32::try_from(self.args.len()).unwrap_or(u32::MAX));
+    }
+
+    /// Where each argument is in `args`.
+    fn ranges(&self) -> impl Iterator<Item = Range<usize>> {
+        let starts = iter::once(0).chain(self.ends.iter().copied());
+        starts.zip(&self.ends).map(|(start, end)| start as usize..*end as usize)
     }
 
     /// As a call of its own, in the `slot` of a cluster.
@@ -65,7 +73,8 @@ impl Operation {
         if self.script.keys() > 3 {
             keys.push(keys::revoked(&self.resource.key));
         }
-        Arguments { keys, args: unpack_texts(&Bytes::copy_from_slice(&self.args)) }
+        let args = Bytes::copy_from_slice(&self.args);
+        Arguments { keys, args: self.ranges().map(|range| args.slice(range)).collect() }
     }
 
     /// As a part of a batch, in MessagePack: its code, its key (unless the operation before has the same one), the
@@ -83,8 +92,8 @@ impl Operation {
             pack_text(key.as_bytes(), packed);
         }
         // A number below 128 is encoded as itself.
-        packed.push(self.number_of_args);
-        packed.extend_from_slice(&self.args);
+        packed.push(self.ends.len() as u8);
+        self.ranges().for_each(|range| pack_text(&self.args[range], packed));
     }
 }
 

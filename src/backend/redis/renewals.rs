@@ -12,14 +12,13 @@ use bytes::Bytes;
 use futures::stream::{self, BoxStream, FuturesUnordered};
 use futures::{FutureExt, Stream, StreamExt};
 
+use super::calls::{self, millis, read_renewal};
+use super::connections::Commands;
 use super::keys::locks;
+use super::link::{Arguments, Value};
 use super::protocol::{EACH_EXPIRED, EACH_RENEWED, EACH_TAKEN};
-use super::reply::{millis, read_renewal};
 use super::script::RENEW_ALL;
-use super::servers::Commands;
 use super::transport::Transport;
-use super::value::{Arguments, Value};
-use super::{lock, semaphore};
 use crate::backend::{Answered, BackendError, Kind, LeaseId, Renew, Renewal};
 use crate::error::LossReason;
 
@@ -123,7 +122,7 @@ async fn renew_or_explain(
     if renewal == Renewal::Renewed || request.lease.resource.kind.is_semaphore() {
         return Ok(renewal);
     }
-    match lock::was_revoked(transport, &request.lease, transport.answer_timeout(request.ttl)).await {
+    match calls::was_revoked(transport, &request.lease, transport.answer_timeout(request.ttl)).await {
         Ok(true) => Ok(Renewal::Lost(LossReason::Revoked)),
         // This user may not read that key, or something else is stored there.
         Ok(false) | Err(BackendError::Refused { .. } | BackendError::WrongType { .. }) => Ok(renewal),
@@ -133,9 +132,7 @@ async fn renew_or_explain(
 
 /// Renews one lease.
 async fn renew(transport: &Arc<Transport>, request: &Renew) -> Result<Renewal, BackendError> {
-    let of_semaphore = request.lease.resource.kind.is_semaphore();
-    let operation = if of_semaphore { semaphore::to_renew(request) } else { lock::to_renew(request) };
-    match transport.ask(operation, transport.answer_timeout(request.ttl), read_renewal).await {
+    match transport.ask(calls::to_renew(request), transport.answer_timeout(request.ttl), read_renewal).await {
         // Another program has stored something else under the key.
         Err(BackendError::WrongType { .. }) => Ok(Renewal::Lost(LossReason::Taken)),
         answer => answer,

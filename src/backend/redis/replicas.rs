@@ -18,10 +18,10 @@ use tokio::runtime::Handle;
 use tokio_util::task::AbortOnDropHandle;
 
 use super::connection::Connection;
+use super::connections::Commands;
 use super::keys;
 use super::link::CallError;
 use super::protocol::FENCE_MS;
-use super::servers::Commands;
 use crate::backend::{BackendError, Resource};
 use crate::runtime::spawn_on;
 

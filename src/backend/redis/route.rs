@@ -7,9 +7,9 @@ use futures::FutureExt;
 use futures::future::{BoxFuture, ready};
 
 use super::check::Hello;
+use super::link::Value;
 use super::link::{CallError, Link};
 use super::target::Server;
-use super::value::Value;
 
 /// Where a connection leads. `Display` says so while that is not known to be a certain server.
 pub(super) trait Route: fmt::Debug + fmt::Display + Send + Sync {

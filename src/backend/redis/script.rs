@@ -7,6 +7,7 @@ use sha1_smol::Sha1;
 
 use super::linker::{link, lua};
 use super::protocol;
+use crate::backend::BackendError;
 
 /// A Lua script.
 #[derive(Debug)]
@@ -53,6 +54,13 @@ impl Script {
 
     pub(super) const fn hash(&self) -> &Bytes {
         &self.hash
+    }
+
+    /// What it has answered is of no known form.
+    pub(super) fn unreadable(&self) -> BackendError {
+        BackendError::Refused {
+            source: format!("script {:?} returned an answer of an unknown form", self.hash).into(),
+        }
     }
 }
 

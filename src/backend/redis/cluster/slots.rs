@@ -11,10 +11,10 @@ use tokio::time::timeout;
 
 use crate::backend::redis::connection::ConnectionSettings;
 use crate::backend::redis::keys::SLOTS;
+use crate::backend::redis::link::Value;
 use crate::backend::redis::link::{CallError, Link, command};
 use crate::backend::redis::route::Route;
 use crate::backend::redis::target::Server;
-use crate::backend::redis::value::Value;
 use crate::backend::{BackendError, dial};
 
 /// Which node serves which slot.
