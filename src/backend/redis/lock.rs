@@ -19,6 +19,7 @@ use crate::backend::{
     Resource,
 };
 use crate::fence::FencingToken;
+use crate::options::DEFAULT_TTL;
 
 /// Requests a lock, once. A lock key without an expiry gets that of `repair`. The token is not less than the `proposed`
 /// one, as far as the server accepts the proposal.
@@ -36,9 +37,13 @@ fn to_acquire(request: &Request, repair: Option<Duration>, proposed: Option<Fenc
     let owner = request.claim.owner();
     let script = if request.lease.resource.is_of_election() { &ACQUIRE_AND_TELL } else { &ACQUIRE };
     let operation = Operation::new(script, &request.lease.resource).lease(request.lease.id);
+    // Every argument costs the server as much as half a command, so the frequent cases omit them.
+    let is_plain = request.waits && repair.is_none() && owner.is_none() && proposed.is_none();
+    if is_plain && request.ttl == DEFAULT_TTL {
+        return operation;
+    }
     let operation = operation.number(millis(request.ttl));
-    // Every argument costs a microsecond, so the frequent case omits the others.
-    if request.waits && repair.is_none() && owner.is_none() && proposed.is_none() {
+    if is_plain {
         return operation;
     }
     let operation = operation.number(u8::from(request.waits)).number(repair.map_or(0, millis));
