@@ -10,6 +10,8 @@ use crate::origin::PerProcess;
 
 /// The prefix of the keys of mutexes and reentrant locks, unless another one is set.
 pub(crate) const DEFAULT_LOCK_PREFIX: &str = "lock:";
+/// How long a lease lasts if nothing else is said.
+pub(crate) const DEFAULT_TTL: Duration = Duration::from_secs(30);
 
 /// What the keys of locks begin with that serve another purpose than mutexes: see [`MutexOptions::within`].
 pub(crate) mod within {
@@ -425,7 +427,7 @@ pub(crate) struct HoldOptions {
 
 impl Default for HoldOptions {
     fn default() -> Self {
-        Self { ttl: Duration::from_secs(30), renewal_period: None, max_hold: None, prefix: None }
+        Self { ttl: DEFAULT_TTL, renewal_period: None, max_hold: None, prefix: None }
     }
 }
 

@@ -120,7 +120,7 @@ const fn change(mistake: Mistake, marker: &'static str, old: &'static str, new: 
 }
 
 /// The first request for a lock, in a call of its own.
-const ACQUIRE_ALONE: &str = "call('PSETEX', lock, ARGV[2],";
+const ACQUIRE_ALONE: &str = "call('PSETEX', lock, ARGV[2] or";
 const NEXT_TOKEN: &str = "local function next_token(";
 const HAND_OVER: &str = "local function hand_over(";
 

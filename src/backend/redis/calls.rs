@@ -21,6 +21,7 @@ use crate::backend::{
 };
 use crate::error::LossReason;
 use crate::fence::FencingToken;
+use crate::options::DEFAULT_TTL;
 
 /// How much later than the waiter before it each waiter repeats its request when the holder's lease ends, up to a
 /// limit: the first one serves the queue, so the others need not all come at that moment.
@@ -44,9 +45,14 @@ pub(super) fn acquire(
 fn to_acquire(request: &Request, repair: Option<Duration>, proposed: Option<FencingToken>) -> Operation {
     let owner = request.claim.owner();
     let script = if request.lease.resource.is_of_election() { &ACQUIRE_AND_TELL } else { &ACQUIRE };
-    let operation = of_lock(script, &request.lease).number(millis(request.ttl));
-    // Every argument costs a microsecond, so the frequent case omits the others.
-    if request.waits && repair.is_none() && owner.is_none() && proposed.is_none() {
+    let operation = of_lock(script, &request.lease);
+    // Every argument costs the server as much as half a command, so the frequent cases omit them.
+    let is_plain = request.waits && repair.is_none() && owner.is_none() && proposed.is_none();
+    if is_plain && request.ttl == DEFAULT_TTL {
+        return operation;
+    }
+    let operation = operation.number(millis(request.ttl));
+    if is_plain {
         return operation;
     }
     let operation = operation.number(u8::from(request.waits)).number(repair.map_or(0, millis));

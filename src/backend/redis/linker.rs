@@ -22,10 +22,8 @@ macro_rules! lua {
 }
 pub(super) use lua;
 
-/// The start of every script.
-const BASE: &str = lua!("lib/base");
-
 const LIBRARY: &[&str] = &[
+    lua!("lib/base"),
     lua!("lib/keys"),
     lua!("lib/time"),
     lua!("lib/fence"),
@@ -83,7 +81,6 @@ static DEFINITIONS: LazyLock<Vec<Definition>> = LazyLock::new(|| {
 /// The script that consists of this text and what it needs.
 pub(super) fn link(text: &'static str, in_cluster: bool) -> String {
     let mut linked = Linked { source: String::new(), in_cluster };
-    code(BASE).for_each(|line| linked.append(line));
     let lines: Vec<_> = code(text).collect();
     let mut defined = Vec::new();
     for (depth, part) in lines.split(|line| *line == "OTHERWISE").enumerate() {
@@ -203,9 +200,8 @@ mod tests {
             "-- BUSY\n  local a = BUSY, 'BUSY ', MY_BUSY\n\nlocal b\nOTHERWISE\nreturn IN_CLUSTER",
             true,
         );
-        let base = "local call, sub, match = redis.call, string.sub, string.match\n";
         let expected = "local a = 0, '0 ', MY_BUSY\nlocal b\nreturn (function()\nreturn true\nend)()\n";
-        assert_eq!(source, format!("{base}{expected}"));
+        assert_eq!(source, expected);
     }
 
     #[test]

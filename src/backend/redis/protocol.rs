@@ -104,6 +104,8 @@ constants! {
     PROPOSED_AHEAD_US: u64 = 10000000;
     /// How far ahead of the time a busy semaphore may write its fence.
     FENCE_AHEAD_US: u64 = 1000;
+    /// The TTL of a request for a lock that states none: the default one (`options.rs`).
+    DEFAULT_TTL_MS: &str = "30000";
     /// How long a fence outlives the last grant, in ms.
     FENCE_MS: &str = "86400000";
     /// How many leases that were released by force are remembered for a lock: those that would have ended last.
@@ -123,6 +125,11 @@ mod tests {
     #[test]
     fn a_summary_has_as_many_holders_as_on_other_stores() {
         assert_eq!(usize::try_from(SUMMARY_HOLDERS).unwrap(), crate::backend::SUMMARY_HOLDERS);
+    }
+
+    #[test]
+    fn a_request_that_states_no_ttl_has_the_default_one() {
+        assert_eq!(DEFAULT_TTL_MS, crate::options::DEFAULT_TTL.as_millis().to_string());
     }
 
     #[test]

@@ -2,16 +2,14 @@
 -- not, so the fast paths of semaphores, those of locks with waiters, and the slow paths are created when an operation
 -- needs them.
 --
--- ARGV[1]  the operations one after another in MessagePack, since every key and argument of a call costs as much as a command
---          here: for each, its code, its key, the number of its arguments, and its arguments. A key that is not itself the hash tag of its other keys follows true and what these start with; false
---          stands for the key of the previous operation. USE_FENCE and the name of a fence give the prefix of the operations
---          that follow.
+-- ARGV[1]  the operations in MessagePack, since every key and argument of a call costs as much as a command here: of
+--          each, its code, its key, the number of its arguments, and they. A key that is not itself the hash tag of its
+--          other keys follows true and what these start with; false stands for the key of the previous operation.
+--          USE_FENCE and the name of a fence give the prefix of the operations that follow.
 --
--- Returns  the operations' answers in the same order, in MessagePack as well, which the client reads in a third of the time;
---          {FAILED, text} for one that failed; {WITH_GRANT, answer, grant} for one that granted something to another request of
+-- Returns  the operations' answers in the same order, in MessagePack as well; {FAILED, text} for one that failed, which
+--          does not affect the others; {WITH_GRANT, answer, grant} for one that granted something to another request of
 --          the same client, with the message that would otherwise be published to it
---
--- An operation that fails, for instance because something else is stored under its key, does not affect the others.
 
 local clock = read_clock()
 
@@ -66,11 +64,11 @@ local function carry_out_all(parts, answers, fences)
         answer = permits_fast and permits_fast(code, key, before, after, fence, clock, unpack(parts, arg, next_at - 1))
       else
         if not acquire_fast then acquire_fast, release_fast, renew = lock_paths() end
-        local id, ttl_ms = parts[arg], parts[arg + 1]
+        local id, ttl_ms = parts[arg], args > 1 and parts[arg + 1] or DEFAULT_TTL_MS
         if code == ACQUIRE then
           local queue = before .. key .. after .. ':queue'
           if args < 6 then answer = acquire_fast(key, queue, fence, clock, id, ttl_ms, args == 5 and parts[arg + 4]) end
-          if not answer and args == 2 then
+          if not answer and args <= 2 then
             if not wait_fast then wait_fast, hand_over_fast = waiting_paths() end
             answer, seen = wait_fast(seen, key, queue, clock, id, ttl_ms)
           end

@@ -1,13 +1,13 @@
--- Returns who holds each of many locks and semaphores, and how many wait for it. Changes nothing. Ends early when it has
--- looked at more than LISTED_HOLDERS holders and waiters: the caller asks again for the others.
+-- Returns who holds each of many locks and semaphores, and how many wait for it. Changes nothing. Ends early when it
+-- has looked at more than LISTED_HOLDERS holders and waiters: the caller asks again for the others.
 --
 -- KEYS  of each, its first key and its queue
 --
 -- Returns  {now in us, one answer for each of the first ones}:
---          {A_LOCK, what is stored under the lock or nil, ms until that ends, waiters, {lease id, ms until it ends, ...} of the
---           owner's holds if there are several}
---          {A_SEMAPHORE, 1 for a counting one, 0 for a fair one, nil if that is not known, waiters, {lease id, ms until its lease ends, permits, token, ...}}, holders by that time, at most
---           LISTED_HOLDERS
+--          {A_LOCK, what is stored under the lock or nil, ms until that ends, waiters,
+--           {lease id, ms until it ends, ...} of the owner's holds if there are several}
+--          {A_SEMAPHORE, 1 for a counting one, 0 for a fair one, nil if that is not known, waiters,
+--           {lease id, ms until its lease ends, permits, token, ...} of the first LISTED_HOLDERS}
 --          nil for what is not held by us and not awaited
 
 local clock = read_clock()

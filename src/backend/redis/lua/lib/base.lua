@@ -1,2 +1,3 @@
--- The start of every script.
-local call, sub, match = redis.call, string.sub, string.match
+local call = redis.call
+local sub = string.sub
+local match = string.match

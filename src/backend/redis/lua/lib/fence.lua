@@ -5,16 +5,14 @@
 --
 -- A grant reserves TOKENS_PER_GRANT numbers, one for each hold of its lease within a client, each under the next token.
 -- A token is the first number that no earlier grant has reserved, or the time in microseconds, whichever is greater:
--- tokens increase while the store keeps its data, no matter what the clock does, and after the store has lost its data,
--- because time has passed. They stay below 2^53: a fence that leaves no room for a token below that counts for nothing. Only
--- another program can have written it.
---
--- The fence is written before anything is granted. A server that refuses to write it thereby refuses the grant.
+-- tokens increase while the store keeps its data, whatever the clock does, and after it has lost its data, because time
+-- has passed. They stay below 2^53: a fence that leaves no room for that was written by another program, and counts for
+-- nothing. The fence is written before anything is granted: a server that refuses to write it refuses the grant.
 
--- `least`: no token may be less. Fields that are added once known: token, the last one issued in this call; shared, the text of a
--- token that all free locks may get (lock/acquire.lua); prefix, what messages say about the prefix (grant.lua). In a batch,
--- `unwritten` is false at first: then a call's first token is written at once, and the last of the others at the end, which a
--- server that has accepted the first write cannot refuse.
+-- `least`: no token may be less. Fields that are added once known: token, the last one issued in this call; shared, the
+-- text of a token that all free locks may get (acquire.lua); prefix, what messages say about the prefix (grant.lua). In
+-- a batch, `unwritten` is false at first: then a call's first token is written at once, and the last of the others at
+-- the end, which a server that has accepted the first write cannot refuse.
 local function open_fence(key, unwritten)
   return { key = key, least = 0, token = false, unwritten = unwritten, shared = false, prefix = false }
 end
@@ -25,8 +23,7 @@ local function exchange(key, text)
   return last < FENCE_LIMIT and last or 0
 end
 
--- A new token, as text. The first one of a call is the time if possible: converting a number to text costs more than a
--- command.
+-- A new token, as text. The first one of a call is the time if possible: to write a number costs more than a command.
 local function next_token(fence, clock)
   local key, token, now, text = fence.key, fence.token, clock.us, clock.text
   if token then

@@ -1,5 +1,6 @@
--- What a waiter must know about its grant besides lease, token and ticket: the kind, for a semaphore with the limit and its
--- version; how many bytes of the key are its prefix; the key. The fence is '{<prefix>}:fence' or '{<tag>}:<prefix>:fence' (keys.rs).
+-- What a waiter must know about its grant besides lease, token and ticket: the kind, for a semaphore with the limit and
+-- its version; how many bytes of the key are its prefix; the key. The fence is '{<prefix>}:fence' or
+-- '{<tag>}:<prefix>:fence' (keys.rs).
 local function terms_of(kind, fence, key)
   local prefix = fence.prefix
   if not prefix then
@@ -17,8 +18,7 @@ end
 
 -- The fast path of a hand-over: to the waiter at this place, if it wants one permit for at most this many ms, is alive,
 -- and is reachable; a waiter of client `asker` is notified with the answer. Removes it from the queue, and returns its
--- lease id, its token, when its lease ends, in ms, as text, and what to send with the answer. In other cases, returns
--- nothing and changes nothing.
+-- lease id, its token, when its lease ends, in ms, as text, and what to send with the answer.
 local function grant_fast(place, queue, waiters, terms, longest, clock, issue, issuer, asker)
   local id = sub(place, 18)
   -- "ticket ttl_ms alive_until_ms permits", the first with 16 digits, the third with 13; and no owner.

@@ -1,7 +1,5 @@
--- Handing over what is free to those in the queue (queue.lua).
---
--- A waiter that cannot be reached is set aside, so that no other hand-over has to look at it again; when its client is
--- heard from again, it gets its place back.
+-- Handing over what is free to those in the queue (queue.lua). A waiter that cannot be reached is set aside, so that no
+-- other hand-over has to look at it again; when its client is heard from again, it gets its place back.
 
 -- The place to serve next: the first in the queue, or the first among those that fit.
 local function next_place(r)
@@ -17,10 +15,9 @@ local function next_place(r)
 end
 
 -- Hands over what is free to the next waiters in the queue that are alive and reachable; `asker`, if it is one of them,
--- is being answered anyway. Returns the token of `asker` if it is served. In a gap (gap.lua), the first of them is asked to
--- repeat its request instead, and learns from the answer when the gap ends. Other waiters on the way are removed if they
--- are dead or request more than the limit, and set aside if they cannot be reached. So each waiter is looked at three
--- times at most, no matter how many there are.
+-- is being answered anyway. Returns the token of `asker` if it is served. In a gap (gap.lua), the first of them is
+-- asked to repeat its request instead, and learns from the answer when the gap ends. Others on the way are removed if
+-- they are dead or request too much, and set aside if they cannot be reached: each is looked at three times at most.
 local function hand_over(r, asker)
   local silent, answer = {}, nil
   while r.free > 0 do

@@ -9,13 +9,11 @@ local function next_ticket(r)
   return last < r.clock.us and r.clock.text or string.format('%016.0f', last + 1)
 end
 
--- Removes places of dead waiters, so that they do not pile up even if no hand-over finds them: up to a hundred, since
--- at least one arrival in fifty gets here, and each adds at most one.
+-- Removes places of dead waiters that no hand-over finds: up to a hundred, since one arrival in fifty gets here.
 local function prune(r)
   local dead = {}
   if r.by_size then
-    -- Adds the places of dead waiters among this many at random. Created here, because creating a function costs time,
-    -- used or not.
+    -- Adds the places of dead waiters among this many at random.
     local function look_among(count)
       local places, ids = call('ZRANDMEMBER', r.queue, count), {}
       for i, place in ipairs(places) do
@@ -26,9 +24,8 @@ local function prune(r)
         if (tonumber(alive_until) or 0) <= r.clock.ms then table.insert(dead, places[i]) end
       end
     end
-    -- Hand-overs may skip a waiter that requested many permits. So dead waiters are searched for at random: first among
-    -- a few places, which shows whether it is worth checking a hundred, which takes longer than everything else. So at
-    -- most about half of the places belong to dead waiters.
+    -- Hand-overs may skip a waiter for many permits, so the dead are searched for at random: a few places show whether
+    -- to check a hundred, which takes longer than everything else. So at most about half belong to the dead.
     look_among(8)
     if dead[1] then look_among(100) end
   else
@@ -40,8 +37,8 @@ local function prune(r)
   end
 end
 
--- Gives `id` a place in the queue, or lets it keep the one it has; alive for another TTL. Returns its ticket; if the place is
--- new, how many come before it, unreachable ones included; and for how many ms the queue is kept.
+-- Gives `id` a place in the queue, or lets it keep the one it has; alive for another TTL. Returns its ticket; if the
+-- place is new, how many come before it, unreachable ones included; and for how many ms the queue is kept.
 local function join_queue(r, id, ttl_ms, permits, owner)
   local before = waiter(r, id)
   local ticket = before and before.ticket or next_ticket(r)
@@ -65,9 +62,8 @@ local function join_queue(r, id, ttl_ms, permits, owner)
   call('HSET', r.waiters, id, record)
   local others = not before and call('ZCARD', r.queue) - 1
   if others == INDEXED_AT then
-    -- Redis keeps up to 128 entries of a sorted set or a hash in a list and scans it, as long as none has more than 64
-    -- bytes. In a long queue that takes longer than the rest of a script, so the queue is given an index, which it
-    -- keeps.
+    -- Redis scans a sorted set or a hash of up to 128 entries, as long as none has more than 64 bytes. In a long queue
+    -- that takes longer than the rest of a script, so the queue is given an index, which it keeps.
     local long = string.rep(' ', 65)
     call('ZADD', r.queue, '0', long)
     call('ZREM', r.queue, long)

@@ -1,4 +1,4 @@
--- The waiters, of the hash `key` as in queue.lua, that count as alive: lease id, for how many ms, permits and ticket of each.
+-- The waiters in the hash `key` (queue.lua) that count as alive: lease id, for how many ms, permits and ticket of each.
 local function living(key, now_ms)
   local waiters, records = {}, call('HGETALL', key)
   for i = 1, #records, 2 do

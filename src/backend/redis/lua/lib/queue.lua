@@ -1,15 +1,13 @@
 -- The queue of waiters, for locks and for semaphores.
 --
--- queue    sorted set: places, "<ticket, 16 digits> <lease id>". Scored by 1, for a counting semaphore by the number of permits
---          wanted; places with the same score are in order of arrival, since equal scores are ordered by text. Places of
---          unreachable waiters, for which no client listens, are scored by minus the time, in ms, until which they count as
---          alive. A lock may have a member that is not a place (lock/gap.lua).
+-- queue    sorted set: places, "<ticket, 16 digits> <lease id>". Scored by 1, for a counting semaphore by the permits
+--          wanted; equal scores are ordered by text, so by arrival. Places of unreachable waiters are scored by minus
+--          the time, in ms, until which they count as alive. A lock may have a gap (lock/gap.lua).
 -- waiters  hash: lease id -> "ticket ttl_ms alive_until_ms permits[ owner]", for each place;
 --          and "/<owner>" -> the lease ids that wait for that owner, each followed by a space
 --
--- A ticket is the time of arrival in microseconds, or one more than the last ticket. No place has the ticket of
--- another: the answer "queued" and the grant both contain it, so that a delayed grant of an earlier place is not
--- accepted.
+-- A ticket is the time of arrival in microseconds, or one more than the last ticket. No place ever has that of another:
+-- the answer "queued" and the grant both contain it, so that a delayed grant of an earlier place is not accepted.
 --
 -- `r` is the resource, created by lock.lua or semaphore.lua:
 --   key, queue, waiters   keys
@@ -34,11 +32,9 @@ local function waiter(r, id)
 end
 
 -- The lease ids that wait for `owner`, each followed by a space.
-local function waiting_for(r, owner)
-  return call('HGET', r.waiters, '/' .. owner) or ''
-end
+local function waiting_for(r, owner) return call('HGET', r.waiters, '/' .. owner) or '' end
 
--- Removes `id` from the queue and returns its record; nil if it is not queued. A caller that already has the record passes it.
+-- Removes `id` from the queue and returns its record; nil if it is not queued. A caller that has the record passes it.
 local function remove(r, id, request)
   request = request or waiter(r, id)
   if not request then return nil end
@@ -57,8 +53,7 @@ local function remove(r, id, request)
   return request
 end
 
--- Two keys that are written together expire when their users have been silent for a TTL or two. Returns in how many
--- ms.
+-- Two keys that are written together expire when their users have been silent for a TTL or two. Returns in how many ms.
 local function keep(key, other, ttl_ms)
   local left = call('PTTL', key)
   if left < ttl_ms * 1.5 then

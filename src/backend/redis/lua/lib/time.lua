@@ -9,10 +9,8 @@ local function read_clock()
   return { text = text, us = us, ms = math.floor(us / 1000) }
 end
 
--- Milliseconds as text. Numbers stay below 2^53, where Lua's are exact; '%.0f' writes all their digits, and takes twice as long.
-local function millis(ms)
-  return string.format('%d%03d', ms / 1000, ms % 1000)
-end
+-- Milliseconds as text. '%.0f' writes all digits of numbers below 2^53, too, but takes twice as long.
+local function millis(ms) return string.format('%d%03d', ms / 1000, ms % 1000) end
 
 -- Microseconds, and with them tickets and tokens, as text of 16 digits.
 local function micros(us)

@@ -1,28 +1,23 @@
 -- Requests the lock, for the first time or again.
 --
 -- ARGV[1]  lease id
--- ARGV[2]  TTL, in ms
+-- ARGV[2]  TTL, in ms, DEFAULT_TTL_MS if absent
 -- ARGV[3]  '1' or absent to wait if another client holds the lock, '0' not to
 -- ARGV[4]  expiry in ms for a lock that has none, '0' or absent to leave such a lock alone
 -- ARGV[5]  the owner of a reentrant lock, '' or absent for a mutex
--- ARGV[6]  for one of several servers that must agree on a token: a proposed one, 16 digits, absent otherwise. The token is not
---          less. Servers that get the same proposal usually answer with the same token. One that is further ahead of the last
---          token and of this server's time than PROPOSED_AHEAD_US counts for no more than that: a client whose clock is wrong
---          cannot push the tokens into the far future.
+-- ARGV[6]  for one of several servers that must agree on a token: a proposed one, 16 digits, absent otherwise. The
+--          token is not less, so servers with the same proposal usually agree; but no proposal counts for more than
+--          PROPOSED_AHEAD_US after the last token and the time, so no client's clock pushes tokens into the far future.
 --
--- Returns  the token if granted now
---          {token, ms until the lease ends} if it was granted before
---          {ms until the holder's lease ends or -1, waiters before this one, unreachable ones included, ticket} if queued
+-- Returns  the token if granted now; {token, ms until the lease ends} if it was granted before
+--          {ms until the holder's lease or a gap ends or -1, waiters before this one, ticket} if queued
 --          BUSY if another client holds the lock and this request does not wait
---          In a gap (gap.lua), a request that waits is queued until it ends. One that does not wait gets the lock if nobody waits.
 --
 -- Idempotent per lease id: the holder gets its token again, and its lease continues unchanged, so that a client that
--- sends requests but receives no answers does not keep the lock. A waiter keeps its place and counts as alive for
--- another TTL. So this one request proves that a waiter is alive, finds an expired holder, finds a grant whose
--- message was lost, and rejoins the queue after the store has lost its data. If the lock is free but others wait, it
--- goes to the oldest of them.
+-- receives no answers does not keep the lock; a waiter keeps its place, and counts as alive for another TTL. If the
+-- lock is free but others wait, it goes to the oldest of them.
 
--- Admits an owner that already holds the lock, under another lease. It overtakes all waiters, since they wait for this owner.
+-- Admits an owner that already holds the lock, under another lease. It overtakes all waiters: they wait for this owner.
 local function enter(r, id, ttl_ms, owner)
   local lead, token, owned_by, several = expire_holds(r)
   if not lead or owned_by ~= owner or (lead == id and not several) then return nil end
@@ -39,7 +34,7 @@ local function enter(r, id, ttl_ms, owner)
 end
 
 local function acquire(r, id, ttl_ms, waits, repair_ms, owner, proposed)
-  ttl_ms = tonumber(ttl_ms)
+  ttl_ms = tonumber(ttl_ms or DEFAULT_TTL_MS)
   if owner == '' then owner = nil end
   if proposed then
     local fence = r.fence
@@ -88,11 +83,9 @@ local function acquire(r, id, ttl_ms, waits, repair_ms, owner, proposed)
   return { remaining, gap and before - 1 or before, ticket }
 end
 
--- The fast paths return nothing, and change nothing, in all cases but those for which they are. By far the most frequent one: the
--- lock is free and has no waiters.
---
--- Tokens of one lock must increase; those of different locks need not differ. So all locks granted here get the same
--- token, until one of them is released in the same call (release.lua), or a slow path has granted something.
+-- A fast path returns nothing, and changes nothing, in all cases but the one for which it is. By far the most frequent
+-- one: the lock is free and has no waiters. Tokens of different locks need not differ, so all locks granted here get
+-- the same one, until one of them is released in the same call, or a slow path has granted something.
 local function acquire_fast(lock, queue, fence, clock, id, ttl_ms, owner)
   if call('EXISTS', lock, queue) == 0 then
     local token = fence.shared
@@ -120,9 +113,9 @@ local function join_fast(lock, queue, waiters, clock, id, ttl_ms)
   return { remaining, before, ticket }
 end
 
--- A request that already waits, while another client holds the lock: the waiter counts as alive for another TTL. Waiting requests
--- are repeated together, so this is for batches. `seen` is the queue used by the previous operation, as long as nothing else may
--- have changed in it.
+-- A request that already waits, while another client holds the lock: the waiter counts as alive for another TTL.
+-- Waiting requests are repeated together, so this is for batches. `seen` is the queue used by the previous operation,
+-- as long as nothing else may have changed in it.
 local function look_at_queue(lock, queue)
   return {
     lock = lock, value = call('GET', lock), remaining = call('PTTL', lock),

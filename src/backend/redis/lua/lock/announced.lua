@@ -6,8 +6,8 @@ local function holder_of(lock)
   return value and match(value, '^%S+ %d+') or value
 end
 
--- Carries out an operation, and publishes an empty message on the channel of the election if the holder is another one since.
--- An operation that fails tells nobody: observers also look from time to time.
+-- Carries out an operation, and publishes an empty message on the channel of the election if the holder is another one
+-- since. An operation that fails tells nobody: observers also look from time to time.
 local function announced(operation, r, ...)
   local before = holder_of(r.key)
   local answer = operation(r, ...)

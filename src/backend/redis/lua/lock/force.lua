@@ -7,10 +7,9 @@
 --
 -- Not idempotent: the second time it ends the next holder's lease.
 
--- Remembers the leases that were released by force, so that their clients are told so even if the message is lost.
+-- Remembers a lease that was released by force, so that its client is told so even if the message is lost.
 --
--- revoked  sorted set: lease ids, scored by the time at which each would have ended, in ms. Expires with the last of them.
-
+-- revoked  sorted set: lease ids, scored by the time at which each would have ended, in ms. Expires with the last.
 local function remember_revoked(id, ends, now)
   local revoked = KEYS[#KEYS]
   -- Something else may be stored there; the lock is released all the same.

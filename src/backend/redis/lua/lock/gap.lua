@@ -1,10 +1,8 @@
--- Gaps: times for which requests of this crate leave a free lock alone, even though they wait for it. Clients of other libraries
--- poll; while a lock is handed over from one waiter to the next, they never find it free.
+-- Gaps: times for which requests of this crate leave a free lock alone, for clients of other libraries, which poll.
 --
--- A gap is the member GAP of the queue, scored by minus the time, in ms, until which it lasts. So it is among the
--- places that no hand-over looks at (queue.lua), and because there is a queue, no fast path applies to a free lock.
--- After it has ended, it is removed by the next request that finds the lock free, or that leaves the queue. A queue
--- with nothing else expires with it.
+-- A gap is the member GAP of the queue, scored by minus the time, in ms, until which it lasts. So no hand-over looks at
+-- it (queue.lua), and because there is a queue, no fast path applies to a free lock. After its end, the next request
+-- that finds the lock free, or that leaves the queue, removes it. A queue with nothing else expires with it.
 
 -- For how many more ms a gap lasts; nil if there is none.
 local function gap_left(r)

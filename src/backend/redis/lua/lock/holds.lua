@@ -1,8 +1,8 @@
 -- The holds of one owner under several leases: what acquire.lua, release.lua and renew_owned.lua share.
 --
 -- lock   see value.lua. The lease it names is the lead. Expires with the last of the holds.
--- holds  sorted set: the owner's lease ids, scored by the time at which their leases end, in ms. Exists only while there are several
---        holds; it counts only if the lead is in it, so what an earlier owner left behind admits nobody. Expires with the lock.
+-- holds  sorted set: the owner's lease ids, scored by the time at which their leases end, in ms. Only while there are
+--        several; counts only if the lead is in it, so what an earlier owner left behind admits nobody.
 
 -- Forgets expired holds; if the lead has expired, another hold becomes the lead. Returns the lead, its token, its
 -- owner, and whether there are several holds; nil if none of ours holds the lock.

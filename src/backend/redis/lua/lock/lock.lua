@@ -12,9 +12,7 @@ local function hold_lock(r, id, request)
   end
 end
 
-local function next_lock_token(r, clock)
-  return next_token(r.fence, clock)
-end
+local function next_lock_token(r, clock) return next_token(r.fence, clock) end
 
 local function lock_at(key, queue, fence, clock)
   local stem = sub(queue, 1, -6)

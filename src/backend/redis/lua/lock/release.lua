@@ -3,20 +3,19 @@
 -- ARGV[1]  lease id
 -- ARGV[2]  if the release should leave a gap when one is due, its length in ms (gap.lua)
 --
--- Returns  RELEASED if a hold has ended, LEFT_QUEUE if a place in the queue was given up; if there was neither, HELD_BY_OTHER if
---          something else holds the lock and NOT_HELD if nothing does
+-- Returns  RELEASED if a hold has ended, LEFT_QUEUE if a place in the queue was given up; if there was neither,
+--          HELD_BY_OTHER if something else holds the lock and NOT_HELD if nothing does
 --
 -- Idempotent: nothing is found the second time. Another holder's lease is never touched.
 
--- Whether a release should leave a gap (gap.lua). Time is divided into periods of GAP_PERIOD us for each ms of a gap: a
--- gap is due if the lock was granted to this lease before the current period began. Tokens are times, unless the clock
--- has been set back; then there are no gaps until it has caught up.
+-- Whether a release should leave a gap (gap.lua): the lock was granted before the current period of GAP_PERIOD us for
+-- each ms of a gap began. Tokens are times, unless the clock was set back; then no gap is due until it has caught up.
 local function is_gap_due(value, id, gap_ms, clock)
   local granted = tonumber(sub(value or '', #id + 2, #id + 17)) or clock.us
   return clock.us - granted > clock.us % (gap_ms * GAP_PERIOD)
 end
 
--- Ends one of several holds of an owner. Something else may have been stored in place of the holds; that must not keep the lock.
+-- Ends one of several holds of an owner. Something else that is stored in place of the holds must not keep the lock.
 local function leave(r, id)
   local intact, lead, token, owner, several = pcall(expire_holds, r)
   -- Also from holds that do not count now: they might count again if their lead came back.
@@ -59,13 +58,12 @@ local function release(r, id, gap_ms)
   return value and HELD_BY_OTHER or NOT_HELD
 end
 
--- The first fast path: the lease holds the lock, nobody waits for it, and no gap is due. In other cases, changes nothing, and returns
--- nothing but what is stored there and whether a gap is due.
+-- The first fast path: the lease holds the lock, nobody waits for it, and no gap is due. In other cases, it changes
+-- nothing, and returns nothing but what is stored there and whether a gap is due.
 local function release_fast(lock, fence, clock, id, gap_ms)
   local value = call('GET', lock)
   local is_due = gap_ms and is_gap_due(value, id, gap_ms, clock)
-  -- A token has 16 digits, so what follows the id is a token and nothing else, not even the mark of waiters
-  -- (value.lua).
+  -- What follows the id has the length of a token, so there is no mark of waiters (value.lua), and no owner.
   if value and not is_due and #value == #id + 17 and string.find(value, id, 1, true) == 1 then
     call('DEL', lock)
     if fence.shared and string.find(value, fence.shared, #id + 2, true) then fence.shared = false end
@@ -74,8 +72,7 @@ local function release_fast(lock, fence, clock, id, gap_ms)
   return nil, value, is_due
 end
 
--- The second, for a lock with the mark of waiters (value.lua): the first in the queue gets it, if there is one. Returns nothing, and
--- changes nothing, in other cases.
+-- The second, for a lock with the mark of waiters: the first in the queue gets it, if there is one.
 local function hand_over_fast(lock, value, queue, waiters, fence, clock, id)
   if not value or #value ~= #id + 18 or sub(value, -1) ~= WAITED_FOR or string.find(value, id, 1, true) ~= 1 then return end
   local place = call('ZRANGEBYSCORE', queue, '1', '+inf', 'LIMIT', '0', '1')[1]

@@ -8,7 +8,8 @@ if gap_ms then
   local now = time[1] * 1e6 + time[2]
   is_due = now - (tonumber(sub(value or '', #id + 2, #id + 17)) or now) > now % (gap_ms * GAP_PERIOD)
 end
-if value and not is_due and #value == #id + 17 and string.find(value, id, 1, true) == 1 then
+-- What follows the id has the length of a token, so there is no mark of waiters (value.lua), and no owner.
+if value and not is_due and sub(value, 1, -18) == id then
   call('DEL', lock)
   return RELEASED
 end

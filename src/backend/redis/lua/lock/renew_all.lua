@@ -4,8 +4,8 @@
 -- ARGV[1]  TTL, in ms, of all of them
 -- ARGV[2]  the lease ids in the order of the locks, separated by spaces: one argument costs the client less than many
 --
--- Returns  one letter per lease: EACH_RENEWED; EACH_TAKEN if something else holds the lock, EACH_EXPIRED if nothing does;
---          EACH_UNKNOWN if what is stored there is no string
+-- Returns  one letter per lease: EACH_RENEWED; EACH_TAKEN if something else holds the lock, EACH_EXPIRED if nothing
+--          does; EACH_UNKNOWN if what is stored there is no string
 --
 -- Idempotent. Never takes back a lock that was lost.
 

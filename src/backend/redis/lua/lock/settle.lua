@@ -6,9 +6,8 @@
 -- Returns  SETTLED if the lease is held, and from now on under that token, or already under a greater one of its owner;
 --          NOT_HELD if not
 --
--- Idempotent. The fence is never lowered: a later grant has a greater token than both. Nor is the token of an owner: all
--- holds of an owner share one, and another client may have handed out the greater one already. That of a mutex concerns
--- only its one lease.
+-- Idempotent. The fence is never lowered: a later grant has a greater token than both. Nor is the token that all holds
+-- of an owner share: another client may have handed it out already. That of a mutex concerns only its one lease.
 
 local function settle(r, id, token)
   local lead, held, owner, several = expire_holds(r)

@@ -1,9 +1,7 @@
 -- The value of a lock's key: "<lease id> <token>", followed by WAITED_FOR if there may be waiters, or by "/<owner>" for
--- a reentrant lock. Set only if absent, with an expiry, and deleted by comparison: the canonical recipe, so that locks
--- of other libraries exclude these and vice versa. Their values have another form.
---
--- The mark saves the release of a mutex a look at the queue. It is set by a request that joins the queue, and by one
--- that gets the lock on a slow path, which is taken if there is a queue.
+-- a reentrant lock. The canonical recipe: locks of other libraries, whose values have another form, exclude these, and
+-- vice versa. The mark saves the release of a mutex a look at the queue. A request that joins the queue sets it, and
+-- one that gets the lock on a slow path, which is taken if there is a queue.
 
 -- Lease id, token and owner; nil for the value of another library.
 local function read_value(value)
@@ -23,6 +21,4 @@ local function write_value(id, token, owner)
 end
 
 -- Whether the value of a lock's key (value.lua) names lease `id`.
-local function names_lease(value, id)
-  return sub(value, 1, #id) == id and string.byte(value, #id + 1) == 32
-end
+local function names_lease(value, id) return sub(value, 1, #id) == id and string.byte(value, #id + 1) == 32 end

@@ -15,16 +15,13 @@
 --          {LIMIT_DIFFERS, limit} if another limit is in force
 --          {ABOVE_LIMIT, limit} if the request exceeds the limit
 --
--- The number of places is used only to stagger repeated requests: it includes unreachable waiters and, for a counting
--- semaphore, all that request fewer permits.
---
--- Idempotent per lease id, like the request for a lock. Every request also serves the queue, so that the permits of a
--- dead holder go to the next waiter.
+-- The places include those of unreachable waiters and, for a counting semaphore, all requests for fewer permits: they
+-- only stagger repeated requests. Idempotent per lease id. Every request also serves the queue, so that the permits of
+-- a dead holder go to the next waiter.
 
 local function acquire_permits(s, id, ttl_ms, waits, permits, stated, known)
   ttl_ms, permits, stated = tonumber(ttl_ms), tonumber(permits), tonumber(stated)
-  -- The permits of a dead holder go to the next waiter, whatever the answer is. A server that is out of memory may
-  -- refuse that.
+  -- Whatever the answer is, the queue is served. A server that is out of memory may refuse that.
   local held = expire_leases(s, id)
   if held then
     -- Granted before, and the answer was lost, no matter how the limit has changed since.
@@ -60,14 +57,11 @@ local function acquire_permits(s, id, ttl_ms, waits, permits, stated, known)
   return { GRANTED, s.limit, s.version, token }
 end
 
--- The fast path of acquire.lua: for a semaphore whose limit the client knows, while no lease has expired. A request
--- gets its permits if nobody waits, and a place in the queue if there are too few. Returns nothing, and changes
--- nothing, in other cases. If it fails because a key was changed by hand, the slow path handles that.
---
--- The state is read once per call and written once, no matter how many operations of the call are for the semaphore.
--- Fields that are added once known: waiting, the number of places in the queue; ttl_ms and end_of_lease, when a lease
--- of this many ms would end; grant_terms, what the message of a grant contains; and, if batch.lua says so,
--- grants_with_answers.
+-- The fast path: for a semaphore whose limit the client knows, while no lease has expired. A request gets its permits
+-- if nobody waits, and a place in the queue if there are too few. Returns nothing, and changes nothing, in other cases;
+-- if it fails because a key was changed by hand, the slow path handles that. Fields that are added once known: waiting,
+-- the number of places in the queue; ttl_ms and end_of_lease, when a lease of this many ms would end; grant_terms, what
+-- the message of a grant contains; and, if batch.lua says so, grants_with_answers.
 
 local function join_queue_fast(s, id, ttl_text, permits)
   local ttl_ms, number, ticket = tonumber(ttl_text), s.clock.us, s.clock.text
@@ -89,7 +83,6 @@ local function join_queue_fast(s, id, ttl_text, permits)
   return { QUEUED, s.limit, s.version, s.ends - s.clock.ms, before, ticket }
 end
 
--- Parameters as in acquire.lua.
 local function acquire_permits_fast(s, id, ttl_text, waits, permits, _, known)
   local now_ms, used, ends, kept, ttl_ms = s.clock.ms, s.used, s.ends, s.kept, tonumber(ttl_text)
   if used == 0 then ends, kept = now_ms + ttl_ms, now_ms + ttl_ms * 2 end

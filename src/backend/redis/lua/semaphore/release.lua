@@ -4,8 +4,8 @@
 -- ARGV[2]  lease id
 -- ARGV[3]  how many permits the lease keeps, '0' to end it
 --
--- Returns  RELEASED if a hold has ended or returned what it should, LEFT_QUEUE if a place in the queue was given up, NOT_HELD
---          if there was neither
+-- Returns  RELEASED if a hold has ended or returned what it should, LEFT_QUEUE if a place in the queue was given up,
+--          NOT_HELD if there was neither
 --
 -- Idempotent: never gives a lease more than it has, and finds nothing once it has ended.
 
@@ -31,12 +31,11 @@ local function release_permits(s, id, kept)
   return answer
 end
 
--- The fast path of release.lua: a whole hold ends while no lease has expired, and either nobody waits, or one permit
--- becomes free and goes to the first in the queue, which wants one. Returns nothing, and changes nothing, in other
--- cases.
+-- The fast path: a whole hold ends while no lease has expired, and either nobody waits, or one permit becomes free and
+-- goes to the first in the queue, which wants one. Returns nothing, and changes nothing, in other cases.
 
--- The permit of `id` goes to the waiter at `place`. Also returns what to send with the answer: the grant of the
--- caller's own request, if it may be sent that way.
+-- The permit of `id` goes to the waiter at `place`. Also returns the grant, if it is the caller's own and may be sent
+-- with the answer.
 local function hand_over_permits_fast(s, id, place, used)
   if not s.version or not s.kept then return end
   s.grant_terms = s.grant_terms or terms_of(s.kind .. '/' .. s.limit .. '/' .. s.version, s.fence, s.key)
@@ -59,7 +58,6 @@ local function hand_over_permits_fast(s, id, place, used)
   return found, message
 end
 
--- Parameters as in release.lua.
 local function release_permits_fast(s, id, kept)
   local known = kept == '0' and s.limit and s.used and s.ends and s.ends > s.clock.ms
   local held = known and call('HGET', s.holds, id)

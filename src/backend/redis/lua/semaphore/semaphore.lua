@@ -7,15 +7,11 @@
 --
 -- All times are the server's. Holders and holds are removed with the last lease, or expire if all clients are silent.
 
-local function permits_of(record)
-  return tonumber(match(record, '^%d+'))
-end
+local function permits_of(record) return tonumber(match(record, '^%d+')) end
 
 -- Needs no memory, and does nothing: a server that is out of memory refuses writes, except those of a script that has
 -- already written. Releases and renewals must not be refused.
-local function begin_writing(s)
-  call('ZREM', s.key, '')
-end
+local function begin_writing(s) call('ZREM', s.key, '') end
 
 -- The number of permits held is written with every change.
 local function use(s, permits)
@@ -49,8 +45,7 @@ local function end_hold(s, id, permits)
   use(s, s.used - permits)
 end
 
--- Whether the limit has lapsed. Its time must be over, and there must be no holders or waiters. Ended leases and dead
--- waiters do not count, even though the keys still have them.
+-- Whether the limit has lapsed: its time is over, and there are no holders or waiters but ended leases and the dead.
 local function has_lapsed(s)
   local now = s.clock.ms
   return now >= s.lapse and call('ZCOUNT', s.key, '(' .. millis(now), '+inf') == 0 and not living(s.waiters, now)[1]

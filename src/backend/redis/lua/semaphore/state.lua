@@ -1,11 +1,11 @@
 -- What every operation on a semaphore must know, as one text: reading or writing it costs one command.
 --
--- state  string, in MessagePack: the limit; its version, when it came into force; its lapse, until when, in ms, it stays in force
---        without holders or waiters; how many permits are in use; the time, in ms, before which no holder's lease ends; until
---        when, in ms, holders and holds are kept; until when, in ms, queue and waiters are kept; when, in ms, the state expires;
---        the last token; the token up to which the fence covers (semaphore/token.lua); the last ticket; for lists, whether small requests may overtake.
---        The version is a text of digits, all others are numbers. Unknown values are nil or false. Expires after the limit has
---        lapsed: two to four TTLs after the last use.
+-- state  string, in MessagePack: the limit; its version, a text of digits, when it came into force; its lapse, until
+--        when it stays in force without holders or waiters; how many permits are in use; the time before which no
+--        holder's lease ends; until when holders and holds are kept; until when queue and waiters are kept; when the
+--        state expires; the last token; up to which token the fence covers (token.lua); the last ticket; for lists,
+--        whether small requests may overtake. All times are in ms. Unknown values are nil or false. Expires two to four
+--        TTLs after the last use.
 
 -- A semaphore according to its state; keys as in semaphore.lua. Anything else under the key of the state is ignored.
 local function semaphore_at(key, queue, kind, fence, clock)

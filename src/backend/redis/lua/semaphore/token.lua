@@ -1,8 +1,7 @@
--- The tokens of a semaphore. The rule is that of fence.lua, but the state has the last token. The fence is for when the
--- state has expired: a request that finds no state gets a token above it. So the fence must never be below an issued
--- token. If the last grant was less than FENCE_AHEAD_US ago, the fence is written that far ahead, so that the next
--- calls need not write it. No further: a store that has lost its data issues greater tokens only because time has
--- passed.
+-- The tokens of a semaphore. The rule is that of fence.lua, but the state has the last token, and the fence is for when
+-- the state has expired. So the fence is never below an issued token. If the last grant was less than FENCE_AHEAD_US
+-- ago, it is written that far ahead, so that the next calls need not write it; no further, because a store that has
+-- lost its data issues greater tokens only because time has passed.
 local function next_permit_token(s, clock)
   local token, text, after = clock.us, clock.text, s.token and s.token + TOKENS_PER_GRANT
   if after and after > token then token, text = after, micros(after) end
