@@ -64,6 +64,8 @@ pub struct Asked {
     pub waits_forever: bool,
     /// In which hold of the same owner and client it is nested.
     pub within: Option<HoldId>,
+    /// If several were asked for at once, all of them or none: the first of these requests.
+    pub together: Option<HoldId>,
 }
 
 /// How a request ends without a hold.
@@ -78,6 +80,8 @@ pub enum Refusal {
     Dropped,
     /// It failed.
     Failed,
+    /// What it had of several was lost again and again while it waited for the others.
+    Lost,
 }
 
 /// Something that is held.
@@ -317,14 +321,16 @@ impl fmt::Display for Event {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{} {} ", self.at, self.hold)?;
         match self.what {
-            What::Asked(Asked { site, client, owner, permits, waits_forever, within }) => {
-                write!(f, "asked {site} {client} {} {permits} {waits_forever} {}", or(owner), or(within))
+            What::Asked(Asked { site, client, owner, permits, waits_forever, within, together }) => {
+                let (owner, within, together) = (or(owner), or(within), or(together));
+                write!(f, "asked {site} {client} {owner} {permits} {waits_forever} {within} {together}")
             }
             What::Granted { token } => write!(f, "granted {token}"),
             What::Refused(Refusal::Busy) => write!(f, "busy"),
             What::Refused(Refusal::TimedOut) => write!(f, "timed-out"),
             What::Refused(Refusal::Dropped) => write!(f, "dropped"),
             What::Refused(Refusal::Failed) => write!(f, "failed"),
+            What::Refused(Refusal::Lost) => write!(f, "lost-meanwhile"),
             What::Held { until } => write!(f, "held {until}"),
             What::Lost => write!(f, "lost"),
             What::Releasing => write!(f, "releasing"),
@@ -368,12 +374,14 @@ fn read(line: &str) -> Option<Event> {
             permits: next(&mut words)?,
             waits_forever: next(&mut words)?,
             within: next_or(&mut words)?,
+            together: next_or(&mut words)?,
         }),
         "granted" => What::Granted { token: next(&mut words)? },
         "busy" => What::Refused(Refusal::Busy),
         "timed-out" => What::Refused(Refusal::TimedOut),
         "dropped" => What::Refused(Refusal::Dropped),
         "failed" => What::Refused(Refusal::Failed),
+        "lost-meanwhile" => What::Refused(Refusal::Lost),
         "held" => What::Held { until: next(&mut words)? },
         "lost" => What::Lost,
         "releasing" => What::Releasing,
@@ -400,17 +408,19 @@ mod tests {
 
     #[test]
     fn an_event_is_read_as_it_was_written() {
-        let asked = |owner, within| {
-            What::Asked(Asked { site: 1, client: 2, owner, permits: 3, waits_forever: true, within })
+        let asked = |owner, within, together| {
+            let (site, client, permits, waits_forever) = (1, 2, 3, true);
+            What::Asked(Asked { site, client, owner, permits, waits_forever, within, together })
         };
         let all = [
-            asked(None, None),
-            asked(Some(4), Some(5)),
+            asked(None, None, None),
+            asked(Some(4), Some(5), Some(6)),
             What::Granted { token: 6 },
             What::Refused(Refusal::Busy),
             What::Refused(Refusal::TimedOut),
             What::Refused(Refusal::Dropped),
             What::Refused(Refusal::Failed),
+            What::Refused(Refusal::Lost),
             What::Held { until: 7 },
             What::Lost,
             What::Releasing,

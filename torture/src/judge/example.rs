@@ -92,6 +92,23 @@ impl Example {
         self.grant(held.start, token).happens(held.end, What::Releasing)
     }
 
+    /// Asks for several at once, and is granted all of them.
+    pub(super) fn wait_together(
+        &mut self,
+        sites: &[usize],
+        client: u32,
+        asked: Micros,
+        held: Range<Micros>,
+        token: u64,
+    ) -> &mut Self {
+        let first = self.next + 1;
+        for site in sites {
+            self.request(asked, Asked { together: Some(first), ..request(*site, client) });
+            self.grant(held.start, token).happens(held.end, What::Releasing);
+        }
+        self
+    }
+
     /// Within the hold that was asked for first.
     pub(super) fn within_last(
         &mut self,
@@ -204,5 +221,5 @@ impl Example {
 }
 
 const fn request(site: usize, client: u32) -> Asked {
-    Asked { site, client, owner: None, permits: 1, waits_forever: true, within: None }
+    Asked { site, client, owner: None, permits: 1, waits_forever: true, within: None, together: None }
 }

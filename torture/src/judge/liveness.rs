@@ -51,11 +51,16 @@ fn changes(history: &History, operations: &[&Operation], holds: &[Hold<'_>]) -> 
     let clients = super::Clients::of(history);
     let mut changes = Vec::with_capacity(2 * (operations.len() + holds.len()));
     for operation in operations {
-        // A client that has died waits no longer.
-        let died = clients.killed.get(&operation.request.client).copied();
-        let left = operation.returned.map(|(at, _)| at);
-        let left = [left, died].into_iter().flatten().min().unwrap_or(history.end);
-        changes.extend([(operation.asked, Change::Waits), (left.max(operation.asked), Change::Leaves)]);
+        let left = clients.left(operation, history.end);
+        let permits = operation.request.permits;
+        changes.extend(match operation.request.together {
+            None => [(operation.asked, Change::Waits), (left, Change::Leaves)],
+            // It may hold this one while it waits for another.
+            Some(_) => [
+                (operation.asked, Change::Begins { permits }),
+                (left, Change::Ends { permits, was_released: true }),
+            ],
+        });
     }
     for hold in holds {
         let permits = hold.operation.request.permits;
@@ -90,10 +95,10 @@ struct Free<'a> {
 }
 
 #[derive(Clone, Copy)]
-struct Span {
-    since: Micros,
-    to: Micros,
-    was_released: bool,
+pub(super) struct Span {
+    pub(super) since: Micros,
+    pub(super) to: Micros,
+    pub(super) was_released: bool,
 }
 
 impl Free<'_> {
@@ -122,14 +127,14 @@ impl Free<'_> {
 }
 
 /// What may be the reason for a wait.
-struct Troubles<'a> {
+pub(super) struct Troubles<'a> {
     refusals: Faults<'a>,
     worse: Faults<'a>,
     stalls: Stalls,
 }
 
 impl<'a> Troubles<'a> {
-    fn of(history: &'a History) -> Self {
+    pub(super) fn of(history: &'a History) -> Self {
         Self {
             refusals: Faults::of(history, |effect| effect == Effect::Refuses),
             // Without what is over at once.
@@ -193,7 +198,13 @@ impl Stalls {
     }
 }
 
-fn check(site: &Site, span: Span, troubles: &Troubles<'_>, bounds: &Bounds, verdict: &mut Verdict) {
+pub(super) fn check(
+    site: &Site,
+    span: Span,
+    troubles: &Troubles<'_>,
+    bounds: &Bounds,
+    verdict: &mut Verdict,
+) {
     let worse = site.lease + bounds.recovered;
     let calm = span.since
         + match (span.was_released, troubles.stalls.touch(span.since, span.to)) {

@@ -6,7 +6,7 @@
 //! | `tokens` | **I2** Tokens increase in the order of grants, and none is issued twice |
 //! | `data` | **I3** Data that checks tokens loses no change and accepts no smaller token |
 //! | `loss` | **I4** A loss is told within 50 ms of the deadline |
-//! | `liveness` | **I5** Whoever waits is served 100 ms after a release, and a lease and a second after anything worse |
+//! | `liveness`, `together` | **I5** Whoever waits is served 100 ms after a release, and a lease and a second after anything worse |
 //! | `remains` | **I6** Nothing is left |
 //! | `order` | **I7** Grants follow the order of arrival |
 //! | `herd` | **I8** A hand-over costs the same for any number of waiters |
@@ -20,6 +20,7 @@ mod liveness;
 mod loss;
 mod order;
 mod remains;
+mod together;
 mod tokens;
 
 use std::collections::BTreeMap;
@@ -126,13 +127,14 @@ impl Verdict {
             ..Self::default()
         };
         let by_site = by_site(history);
-        for (site, operations) in history.sites.iter().zip(&by_site) {
-            let held = holds(history, operations, bounds);
-            exclusion::judge(history, site, &held, &mut verdict);
+        let held: Vec<_> = by_site.iter().map(|operations| holds(history, operations, bounds)).collect();
+        for ((site, operations), held) in history.sites.iter().zip(&by_site).zip(&held) {
+            exclusion::judge(history, site, held, &mut verdict);
             tokens::judge(history, site, operations, &mut verdict);
-            liveness::judge(history, site, operations, &held, bounds, &mut verdict);
+            liveness::judge(history, site, operations, held, bounds, &mut verdict);
             order::judge(history, site, operations, bounds, &mut verdict);
         }
+        together::judge(history, &held, bounds, &mut verdict);
         data::judge(history, &mut verdict);
         loss::judge(history, bounds, &mut verdict);
         remains::judge(history, bounds, &mut verdict);
@@ -240,6 +242,13 @@ impl Clients {
             }
         }
         clients
+    }
+
+    /// Until when an operation has waited: a client that has died waits no longer.
+    fn left(&self, operation: &Operation, last: Micros) -> Micros {
+        let died = self.killed.get(&operation.request.client).copied();
+        let answered = operation.returned.map(|(at, _)| at);
+        [answered, died].into_iter().flatten().min().unwrap_or(last).max(operation.asked)
     }
 
     /// Until when an operation's client believes to hold.

@@ -1,0 +1,59 @@
+//! What a holder sees of its lease, and writes down.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use leasehold::Guard;
+use leasehold_torture::history::{HoldId, Micros, What};
+use tokio::time::sleep;
+
+use super::Shared;
+use crate::clock::{micros, now};
+
+/// How often a holder looks until when it holds.
+pub(super) const LOOK: Duration = Duration::from_millis(10);
+
+/// What a holder sees of its lease.
+pub(super) struct Lease {
+    shared: Arc<Shared>,
+    pub(super) hold: HoldId,
+}
+
+impl Lease {
+    pub(super) fn granted(shared: &Arc<Shared>, hold: HoldId, guard: &Guard) -> Self {
+        let token = guard.token().get();
+        shared.log.event(hold, What::Granted { token });
+        let lease = Self { shared: Arc::clone(shared), hold };
+        lease.note(until(guard));
+        lease
+    }
+
+    pub(super) fn note(&self, until: Micros) {
+        self.shared.log.event(self.hold, What::Held { until });
+    }
+
+    /// Until it is lost.
+    pub(super) async fn watch(&self, guard: &Guard) {
+        let mut lost = guard.lost();
+        let mut noted = until(guard);
+        loop {
+            tokio::select! {
+                biased;
+                _ = &mut lost => break,
+                () = sleep(LOOK) => {
+                    let until = until(guard);
+                    // A renewal, not what rounding makes of it; not of what ends at this moment.
+                    if guard.is_held() && until > noted + micros(LOOK) {
+                        self.note(until);
+                        noted = until;
+                    }
+                }
+            }
+        }
+        self.shared.log.event(self.hold, What::Lost);
+    }
+}
+
+pub(super) fn until(guard: &Guard) -> Micros {
+    now() + micros(guard.remaining())
+}
