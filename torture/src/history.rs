@@ -41,12 +41,55 @@ pub enum What {
         /// When the lease ends, as the holder knows.
         until: Micros,
     },
-    /// The holder was told that its lease is lost.
-    Lost,
+    /// The holder was told that its lease is lost, and why.
+    Lost(Loss),
     /// The release was invoked, or the guard dropped.
     Releasing,
     /// The release was confirmed.
     Released,
+}
+
+/// Why a lease is lost, as the holder is told.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Loss {
+    /// It was released by force.
+    Revoked,
+    /// The store does not have it any more.
+    Missing,
+    /// Somebody else has what was held.
+    Taken,
+    /// It ended because no renewal was confirmed.
+    Ended,
+    /// It was held for as long as it may be.
+    HeldTooLong,
+    /// The client was shut down.
+    Closed,
+}
+
+impl Loss {
+    const ALL: [Self; 6] =
+        [Self::Revoked, Self::Missing, Self::Taken, Self::Ended, Self::HeldTooLong, Self::Closed];
+
+    const fn name(self) -> &'static str {
+        match self {
+            Self::Revoked => "revoked",
+            Self::Missing => "missing",
+            Self::Taken => "taken",
+            Self::Ended => "ended",
+            Self::HeldTooLong => "held-too-long",
+            Self::Closed => "closed",
+        }
+    }
+}
+
+impl FromStr for Loss {
+    type Err = NotAnEvent;
+
+    fn from_str(name: &str) -> Result<Self, NotAnEvent> {
+        let named = Self::ALL.into_iter().find(|loss| loss.name() == name);
+        named.ok_or_else(|| NotAnEvent(name.to_owned()))
+    }
 }
 
 /// A request.
@@ -89,8 +132,8 @@ pub enum Refusal {
 pub struct Site {
     /// What it is called.
     pub name: String,
-    /// How many permits there are, and since when: the first ones from the beginning, at 0.
-    pub limits: Vec<(Micros, u32)>,
+    /// How many permits there are, by the time from which that is so.
+    pub limits: Vec<Limit>,
     /// The lease of its holders.
     pub lease: Micros,
     /// Which order of grants is promised.
@@ -100,6 +143,55 @@ pub struct Site {
     /// Whether an owner that asks in several tasks at once gets a lease for each. Then it enters the one with the
     /// greatest token, which may be greater than that of the hold in which it does so.
     pub lease_per_request: bool,
+}
+
+/// How many permits there are for some time. While that is being changed, two limits may be in force.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Limit {
+    /// How many.
+    pub permits: u32,
+    /// From when: somebody is about to change it to this.
+    pub from: Micros,
+    /// Until when: somebody has changed it to another one.
+    pub to: Micros,
+}
+
+impl Limit {
+    /// From the beginning.
+    #[must_use]
+    pub const fn always(permits: u32) -> Self {
+        Self { permits, from: 0, to: Micros::MAX }
+    }
+}
+
+impl Site {
+    /// It has so many permits from now on: some time between these moments, this was changed.
+    pub fn resize(&mut self, began: Micros, ended: Micros, permits: u32) {
+        if let Some(last) = self.limits.last_mut() {
+            last.to = ended;
+        }
+        self.limits.push(Limit { permits, from: began, to: Micros::MAX });
+    }
+
+    /// The greatest limit that was in force at any of these moments.
+    #[must_use]
+    pub fn greatest_limit(&self, from: Micros, to: Micros) -> u32 {
+        let all = self.limits.iter().filter(|limit| limit.from <= to && from <= limit.to);
+        all.map(|limit| limit.permits).max().unwrap_or_default()
+    }
+
+    /// The smallest limit that may have been in force at this moment.
+    #[must_use]
+    pub fn least_limit(&self, at: Micros) -> u32 {
+        let all = self.limits.iter().filter(|limit| limit.from <= at && at < limit.to);
+        all.map(|limit| limit.permits).min().unwrap_or_default()
+    }
+
+    /// Whether only one can hold it.
+    #[must_use]
+    pub fn is_lock(&self) -> bool {
+        self.limits.iter().all(|limit| limit.permits == 1)
+    }
 }
 
 /// Which requests are granted in the order in which they arrive.
@@ -138,6 +230,20 @@ pub enum Effect {
     Refuses,
     /// Exclusion is not promised until a lease after its end: the store forgets, or its clock is set.
     Forgets,
+    /// An operator releases by force what is held there, which its holder is told.
+    Breaks {
+        /// The index of what was held in [`History::sites`].
+        site: usize,
+    },
+    /// An operator changes a limit.
+    Resizes {
+        /// The index of what it is the limit of in [`History::sites`].
+        site: usize,
+        /// How many permits there are from now on.
+        permits: u32,
+    },
+    /// Nothing, as it turned out.
+    Nothing,
     /// A client is stopped.
     Pauses {
         /// Its number.
@@ -153,6 +259,14 @@ pub enum Effect {
         /// Its number. The client that takes its place has another one.
         client: u32,
     },
+}
+
+impl Effect {
+    /// Whether anything may go wrong: what an operator does delays nobody, and loses no place.
+    #[must_use]
+    pub const fn is_fault(self) -> bool {
+        !matches!(self, Self::Breaks { .. } | Self::Resizes { .. } | Self::Nothing)
+    }
 }
 
 /// An attempt to change data under a token, in the order in which the data decided on them.
@@ -215,6 +329,8 @@ pub struct Operation {
     pub until: Option<Micros>,
     /// When the holder was told of its loss.
     pub lost: Option<Micros>,
+    /// Why it was lost.
+    pub loss: Option<Loss>,
     /// When its release was invoked.
     pub releasing: Option<Micros>,
     /// When its release was confirmed.
@@ -275,10 +391,15 @@ impl History {
         Ok(history)
     }
 
-    /// With these faults.
+    /// With these faults, and the limits that follow from them.
     #[must_use]
     pub fn under(mut self, mut faults: Vec<Fault>) -> Self {
         faults.sort_by_key(|fault| fault.began);
+        for fault in &faults {
+            if let Effect::Resizes { site, permits } = fault.effect {
+                self.sites[site].resize(fault.began, fault.ended, permits);
+            }
+        }
         self.faults = faults;
         self
     }
@@ -286,8 +407,8 @@ impl History {
 
 impl Operation {
     const fn asked(id: HoldId, request: Asked, asked: Micros) -> Self {
-        let (returned, until, lost, releasing, released) = (None, None, None, None, None);
-        Self { id, request, asked, returned, until, lost, releasing, released }
+        let (returned, until, lost, loss, releasing, released) = (None, None, None, None, None, None);
+        Self { id, request, asked, returned, until, lost, loss, releasing, released }
     }
 
     const fn follow(&mut self, at: Micros, what: What) {
@@ -296,7 +417,7 @@ impl Operation {
             What::Granted { token } => self.returned = Some((at, Ok(token))),
             What::Refused(refusal) => self.returned = Some((at, Err(refusal))),
             What::Held { until } => self.until = Some(until),
-            What::Lost => self.lost = Some(at),
+            What::Lost(loss) => (self.lost, self.loss) = (Some(at), Some(loss)),
             What::Releasing => self.releasing = Some(at),
             What::Released => self.released = Some(at),
         }
@@ -332,7 +453,7 @@ impl fmt::Display for Event {
             What::Refused(Refusal::Failed) => write!(f, "failed"),
             What::Refused(Refusal::Lost) => write!(f, "lost-meanwhile"),
             What::Held { until } => write!(f, "held {until}"),
-            What::Lost => write!(f, "lost"),
+            What::Lost(loss) => write!(f, "lost {}", loss.name()),
             What::Releasing => write!(f, "releasing"),
             What::Released => write!(f, "released"),
         }
@@ -383,7 +504,7 @@ fn read(line: &str) -> Option<Event> {
         "failed" => What::Refused(Refusal::Failed),
         "lost-meanwhile" => What::Refused(Refusal::Lost),
         "held" => What::Held { until: next(&mut words)? },
-        "lost" => What::Lost,
+        "lost" => What::Lost(next(&mut words)?),
         "releasing" => What::Releasing,
         "released" => What::Released,
         _ => return None,
@@ -422,22 +543,22 @@ mod tests {
             What::Refused(Refusal::Failed),
             What::Refused(Refusal::Lost),
             What::Held { until: 7 },
-            What::Lost,
             What::Releasing,
             What::Released,
         ];
-        for what in all {
+        for what in all.into_iter().chain(Loss::ALL.map(What::Lost)) {
             let event = Event { at: 8, hold: 9, what };
             assert_eq!(event.to_string().parse(), Ok(event));
         }
-        for line in ["", "1 2", "1 2 held", "1 2 held x", "1 2 lost 3", "1 2 stolen", "x 2 lost"] {
+        for line in ["", "1 2", "1 2 held", "1 2 held x", "1 2 lost", "1 2 lost 3", "1 2 stolen", "x 2 busy"]
+        {
             assert!(line.parse::<Event>().is_err(), "{line}");
         }
     }
 
     #[test]
     fn what_happens_to_a_hold_that_nobody_asked_for_is_an_error() {
-        let events = vec![Event { at: 1, hold: 2, what: What::Lost }];
+        let events = vec![Event { at: 1, hold: 2, what: What::Releasing }];
         assert_eq!(History::of(Vec::new(), events).err(), Some(UnknownHold(2)));
     }
 }

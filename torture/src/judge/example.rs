@@ -31,7 +31,7 @@ impl Default for Example {
     fn default() -> Self {
         let site = |limit, order| Site {
             name: "stock".to_owned(),
-            limits: vec![(0, limit)],
+            limits: vec![Limit::always(limit)],
             lease: LEASE,
             order,
             ordered_tokens: true,
@@ -124,7 +124,18 @@ impl Example {
 
     /// Is granted at once, and lost.
     pub(crate) fn lose(&mut self, site: usize, client: u32, held: Range<Micros>, token: u64) -> &mut Self {
-        self.forget(site, client, held.start, token).happens(held.end, What::Lost)
+        self.lose_by(site, client, held, token, Loss::Ended)
+    }
+
+    pub(super) fn lose_by(
+        &mut self,
+        site: usize,
+        client: u32,
+        held: Range<Micros>,
+        token: u64,
+        loss: Loss,
+    ) -> &mut Self {
+        self.forget(site, client, held.start, token).happens(held.end, What::Lost(loss))
     }
 
     /// Is granted at once, and neither released nor lost.
@@ -154,9 +165,13 @@ impl Example {
         self
     }
 
-    pub(super) fn limit(&mut self, site: usize, since: Micros, limit: u32) -> &mut Self {
-        self.history.sites[site].limits.push((since, limit));
-        self
+    pub(super) fn resize(&mut self, site: usize, when: Range<Micros>, permits: u32) -> &mut Self {
+        self.fault(when, "resize", Effect::Resizes { site, permits })
+    }
+
+    /// What is held is released by force.
+    pub(super) fn break_by_force(&mut self, site: usize, when: Range<Micros>) -> &mut Self {
+        self.fault(when, "release by force", Effect::Breaks { site })
     }
 
     pub(crate) fn write(&mut self, is_fenced: bool, token: u64, read: u64, value: u64) -> &mut Self {

@@ -2,10 +2,10 @@
 //!
 //! | file | rule |
 //! |---|---|
-//! | `exclusion` | **I1** No more is held at once than the limit. Held is what a client believes to hold: from the return of its request until its release is invoked or its loss is told, or until the client dies or is stopped |
+//! | `exclusion`, `breaks` | **I1** No more is held at once than the limit. Held is what a client believes to hold: from the return of its request until its release is invoked or its loss is told, or until the client dies or is stopped. What was released by force holds with the smaller token for as long as nobody has told it |
 //! | `tokens` | **I2** Tokens increase in the order of grants, and none is issued twice |
 //! | `data` | **I3** Data that checks tokens loses no change and accepts no smaller token |
-//! | `loss` | **I4** A loss is told within 50 ms of the deadline |
+//! | `loss`, `breaks` | **I4** A loss is told within 50 ms of the deadline, and a release by force by the next renewal |
 //! | `liveness`, `together` | **I5** Whoever waits is served 100 ms after a release, and a lease and a second after anything worse |
 //! | `remains` | **I6** Nothing is left |
 //! | `order` | **I7** Grants follow the order of arrival |
@@ -13,6 +13,7 @@
 //!
 //! Each rule is one pass over what is sorted by time or token, so a million operations are judged within seconds.
 
+mod breaks;
 mod data;
 mod exclusion;
 mod herd;
@@ -25,6 +26,8 @@ mod tokens;
 
 use std::collections::BTreeMap;
 use std::fmt;
+
+use breaks::Breaks;
 
 use crate::history::{Effect, History, Micros, Operation};
 
@@ -128,9 +131,12 @@ impl Verdict {
         };
         let by_site = by_site(history);
         let held: Vec<_> = by_site.iter().map(|operations| holds(history, operations, bounds)).collect();
-        for ((site, operations), held) in history.sites.iter().zip(&by_site).zip(&held) {
-            exclusion::judge(history, site, held, &mut verdict);
-            tokens::judge(history, site, operations, &mut verdict);
+        for (index, (operations, held)) in by_site.iter().zip(&held).enumerate() {
+            let site = &history.sites[index];
+            let breaks = Breaks::of(history, index, operations);
+            exclusion::judge(history, site, held, &breaks, &mut verdict);
+            breaks.judge(history, held, bounds, &mut verdict);
+            tokens::judge(history, site, operations, &breaks, &mut verdict);
             liveness::judge(history, site, operations, held, bounds, &mut verdict);
             order::judge(history, site, operations, bounds, &mut verdict);
         }
@@ -238,7 +244,12 @@ impl Clients {
                         _ => pauses.push((fault.began, fault.ended)),
                     }
                 }
-                Effect::Delays | Effect::Refuses | Effect::Forgets => {}
+                Effect::Delays
+                | Effect::Refuses
+                | Effect::Forgets
+                | Effect::Breaks { .. }
+                | Effect::Resizes { .. }
+                | Effect::Nothing => {}
             }
         }
         clients

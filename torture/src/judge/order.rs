@@ -117,7 +117,10 @@ struct Troubles(Vec<(Micros, Micros)>);
 impl Troubles {
     fn of(history: &History, lease: Micros) -> Self {
         let mut latest = 0;
-        let harmful = history.faults.iter().filter(|fault| !matches!(fault.effect, Effect::Kills { .. }));
+        let harmful = history
+            .faults
+            .iter()
+            .filter(|fault| !matches!(fault.effect, Effect::Kills { .. }) && fault.effect.is_fault());
         Self(
             harmful
                 .map(|fault| {

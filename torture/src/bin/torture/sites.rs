@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use leasehold_torture::history::{Order, Site};
+use leasehold_torture::history::{Limit, Order, Site};
 
 use crate::clock::micros;
 use crate::store::Store;
@@ -62,8 +62,13 @@ impl Kind {
     }
 
     /// What only needs locks at the store; the others are semaphores there.
-    const fn is_lock(self) -> bool {
+    pub(crate) const fn is_lock(self) -> bool {
         matches!(self, Self::Mutex | Self::QueuedMutex | Self::Reentrant | Self::Several)
+    }
+
+    /// Whether its limit can be changed.
+    pub(crate) const fn has_permits(self) -> bool {
+        matches!(self, Self::Counting | Self::Fair)
     }
 
     const fn limit(self) -> u32 {
@@ -107,7 +112,7 @@ pub(crate) fn all(has_semaphores: bool, lease: Duration, each: usize) -> Vec<Tak
 pub(crate) fn judged(all: &[Taken], store: Store) -> Vec<Site> {
     let site = |taken: &Taken| Site {
         name: taken.name.clone(),
-        limits: vec![(0, taken.kind.limit())],
+        limits: vec![Limit::always(taken.kind.limit())],
         lease: micros(taken.lease),
         order: taken.kind.order(),
         ordered_tokens: true,

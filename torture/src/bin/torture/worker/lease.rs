@@ -3,8 +3,8 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use leasehold::Guard;
-use leasehold_torture::history::{HoldId, Micros, What};
+use leasehold::{Guard, LossReason};
+use leasehold_torture::history::{HoldId, Loss, Micros, What};
 use tokio::time::sleep;
 
 use super::Shared;
@@ -36,10 +36,10 @@ impl Lease {
     pub(super) async fn watch(&self, guard: &Guard) {
         let mut lost = guard.lost();
         let mut noted = until(guard);
-        loop {
+        let reason = loop {
             tokio::select! {
                 biased;
-                _ = &mut lost => break,
+                reason = &mut lost => break reason,
                 () = sleep(LOOK) => {
                     let until = until(guard);
                     // A renewal, not what rounding makes of it; not of what ends at this moment.
@@ -49,11 +49,25 @@ impl Lease {
                     }
                 }
             }
-        }
-        self.shared.log.event(self.hold, What::Lost);
+        };
+        self.shared.log.event(self.hold, What::Lost(loss(reason)));
     }
 }
 
 pub(super) fn until(guard: &Guard) -> Micros {
     now() + micros(guard.remaining())
+}
+
+/// As the judge distinguishes them.
+pub(super) const fn loss(reason: LossReason) -> Loss {
+    match reason {
+        LossReason::Revoked => Loss::Revoked,
+        LossReason::Missing => Loss::Missing,
+        LossReason::Taken => Loss::Taken,
+        LossReason::HeldTooLong => Loss::HeldTooLong,
+        LossReason::ClientClosed => Loss::Closed,
+        LossReason::Expired | LossReason::StoreUnreachable | LossReason::StoreRefused => Loss::Ended,
+        // One that this does not know yet is none of those that are promised.
+        _ => Loss::Closed,
+    }
 }

@@ -3,11 +3,11 @@
 use std::time::Duration;
 
 use futures::future::join_all;
-use leasehold::{Error, Locks, MutexOptions};
+use leasehold::{Error, Locks, LossReason, MutexOptions};
 use leasehold_torture::history::{Asked, HoldId, Micros, What};
 use tokio::time::sleep;
 
-use super::lease::LOOK;
+use super::lease::{LOOK, loss};
 use super::user::{User, Way};
 use crate::clock::{micros, now};
 use crate::sites::{Kind, SEVERAL};
@@ -88,23 +88,24 @@ impl User {
         };
         let lost = tokio::select! {
             biased;
-            name = self.watch_several(parts, &locks) => Some(name),
+            lost = self.watch_several(parts, &locks) => Some(lost),
             () = section => None,
         };
-        if let Some(part) = lost.and_then(|name| self.named(parts, &name)) {
-            self.shared.log.event(part.hold, What::Lost);
+        if let Some((name, reason)) = lost {
+            let these = parts.iter().filter(|part| self.shared.sites[part.site].name == name);
+            these.for_each(|part| self.shared.log.event(part.hold, What::Lost(loss(reason))));
         }
         self.let_go_of_several(parts, locks).await;
     }
 
-    /// Until one of them is lost: its name.
-    async fn watch_several(&self, parts: &[Part], locks: &Locks) -> String {
+    /// Until one of them is lost: its name, and why.
+    async fn watch_several(&self, parts: &[Part], locks: &Locks) -> (String, LossReason) {
         let mut lost = locks.lost();
         let mut noted = until(locks);
         loop {
             tokio::select! {
                 biased;
-                (name, _) = &mut lost => return name,
+                lost = &mut lost => return lost,
                 () = sleep(LOOK) => {
                     let until = until(locks);
                     if locks.is_held() && until > noted + micros(LOOK) {
@@ -114,10 +115,6 @@ impl User {
                 }
             }
         }
-    }
-
-    fn named<'a>(&self, parts: &'a [Part], name: &str) -> Option<&'a Part> {
-        parts.iter().find(|part| self.shared.sites[part.site].name == name)
     }
 
     /// Releases them, drops them, or lets go of one after another.

@@ -5,13 +5,13 @@ use std::pin::pin;
 use std::sync::Arc;
 use std::time::Duration;
 
-use leasehold::{Error, MutexOptions, SemaphoreOptions};
+use leasehold::{Error, MutexOptions, OnOtherLimit, SemaphoreOptions};
 use leasehold_torture::history::{Asked, HoldId, Refusal, What};
 use tokio::task::JoinSet;
 use tokio::time::{sleep, timeout};
 
 use super::handle::{Handle, Held, Request};
-use super::lease::Lease;
+use super::lease::{Lease, loss};
 use super::{Planted, Shared};
 use crate::clock::{micros, now};
 use crate::random::Random;
@@ -99,7 +99,8 @@ impl User {
         if forgets {
             locks = locks.max_hold(2 * lease);
         }
-        let permits = SemaphoreOptions::new().ttl(lease);
+        // Whatever an operator has changed it to.
+        let permits = SemaphoreOptions::new().ttl(lease).on_other_limit(OnOtherLimit::Follow);
         Ok(match kind {
             Kind::Mutex | Kind::Several => Handle::Mutex(client.mutex_with(&name, locks)?),
             Kind::QueuedMutex => Handle::Mutex(client.mutex_with(&name, locks.local_handover(false))?),
@@ -257,8 +258,8 @@ impl User {
         let lost = held.lost();
         std::mem::forget(held);
         self.forgotten.spawn(async move {
-            lost.await;
-            shared.log.event(hold, What::Lost);
+            let reason = lost.await;
+            shared.log.event(hold, What::Lost(loss(reason)));
         });
     }
 
