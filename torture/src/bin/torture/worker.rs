@@ -1,8 +1,10 @@
 //! A worker: one client of the store, in a process of its own, whose tasks take everything there is again and again, and
 //! write down what happens to them.
 
+mod beside;
 mod handle;
 mod lease;
+mod open;
 mod several;
 mod user;
 
@@ -17,13 +19,14 @@ use clap::{Args, ValueEnum};
 use futures::future::join_all;
 use leasehold::Client;
 use leasehold_torture::history::{HoldId, Micros};
-use tokio::runtime::Handle as Runtime;
+use tokio::runtime::{Builder, Handle as Runtime, Runtime as OtherRuntime};
 use tokio::time::{Instant, sleep, timeout};
 
 use crate::clock::{micros, now};
 use crate::log::Log;
 use crate::register::Registered;
 use crate::sites::{self, Taken};
+use beside::Beside;
 use lease::LOOK;
 use user::User;
 
@@ -33,6 +36,9 @@ const BEAT: Duration = Duration::from_millis(4);
 const LATE: Micros = 8_000;
 /// How long requests may take that were open at the end, when nothing goes wrong any more.
 const AFTERWARDS: Duration = Duration::from_secs(15);
+
+/// After which time a runtime ends on which a client lives.
+const MOVES: Duration = Duration::from_secs(2);
 
 /// What a worker is told by the harness.
 #[derive(Args, Clone, Debug)]
@@ -106,6 +112,8 @@ struct Shared {
     sites: Vec<Taken>,
     /// How many requests there were.
     requests: AtomicU32,
+    /// Where those are watched that others cannot watch.
+    runtime: Runtime,
 }
 
 impl Shared {
@@ -128,18 +136,31 @@ pub(crate) async fn work(orders: Orders) -> io::Result<()> {
     close(&connect(&orders, &log).await, &log).await;
     let before = usage()?;
     log.uses(before.0, before.1);
-    let client = connect(&orders, &log).await;
+    let (client, home) = at_home(&orders, &log).await?;
     let sites = sites::all(orders.semaphores, Duration::from_millis(orders.lease), orders.each);
-    let shared = Shared { orders, client, register, log, sites, requests: AtomicU32::new(0) };
+    let shared = Shared {
+        orders,
+        client,
+        register,
+        log,
+        sites,
+        requests: AtomicU32::new(0),
+        runtime: Runtime::current(),
+    };
     let shared = Arc::new(shared);
     let heart = tokio::spawn(beat(Arc::clone(&shared)));
     let users =
         (0..shared.sites.len()).flat_map(|site| (0..shared.orders.tasks).map(move |task| (site, task)));
     let users: Vec<_> =
         users.map(|(site, task)| tokio::spawn(User::new(&shared, site, task).run())).collect();
+    let beside = [Beside::guests(&shared), Beside::blocker(&shared)].map(Beside::ended);
+    let moving = tokio::spawn(end_later(home));
     let limit = Duration::from_micros(shared.orders.end.saturating_sub(now())) + AFTERWARDS;
     // What is not answered by then, the judge sees.
-    let Ok(ended) = timeout(limit, join_all(users)).await else { return Ok(()) };
+    let all = async { (join_all(users).await, join_all(beside).await) };
+    let Ok((ended, beside)) = timeout(limit, all).await else { return Ok(()) };
+    beside.into_iter().collect::<io::Result<()>>()?;
+    moving.await.map_err(io::Error::other)?;
     for task in ended {
         task.map_err(io::Error::other)?.map_err(io::Error::other)?;
     }
@@ -154,6 +175,26 @@ pub(crate) async fn work(orders: Orders) -> io::Result<()> {
     log.uses(after.0, after.1);
     drop(register);
     Ok(())
+}
+
+/// The client, and a runtime that ends in the middle of the run, where every other client lives until then.
+async fn at_home(orders: &Orders, log: &Log) -> io::Result<(Client, Option<OtherRuntime>)> {
+    if orders.client.is_multiple_of(2) {
+        return Ok((connect(orders, log).await, None));
+    }
+    let runtime = Builder::new_multi_thread().worker_threads(1).enable_all().build()?;
+    let connecting = runtime.spawn({
+        let (orders, log) = (orders.clone(), log.clone());
+        async move { connect(&orders, &log).await }
+    });
+    Ok((connecting.await.map_err(io::Error::other)?, Some(runtime)))
+}
+
+/// After a while, a runtime ends on which a client lives.
+async fn end_later(home: Option<OtherRuntime>) {
+    let Some(runtime) = home else { return };
+    sleep(MOVES).await;
+    runtime.shutdown_background();
 }
 
 /// How long what a client leaves behind may take to go.

@@ -8,6 +8,7 @@ use leasehold_torture::history::{Asked, HoldId, Micros, What};
 use tokio::time::sleep;
 
 use super::lease::{LOOK, loss};
+use super::open::{Holding, Pending};
 use super::user::{User, Way};
 use crate::clock::{micros, now};
 use crate::sites::{Kind, SEVERAL};
@@ -40,7 +41,11 @@ impl User {
             };
             self.shared.log.event(*hold, What::Asked(asked));
         }
-        match self.ask(&handle, way).await {
+        let holds: Vec<_> = parts.iter().map(|part| part.hold).collect();
+        let pending = Pending::new(&self.shared, holds);
+        let answer = self.ask(&handle, way).await;
+        pending.answered();
+        match answer {
             Ok(locks) => self.hold_several(&parts, locks).await,
             Err(refusal) => self.note_each(&parts, What::Refused(refusal)),
         }
@@ -66,10 +71,12 @@ impl User {
 
     async fn hold_several(&mut self, parts: &[Part], locks: Locks) {
         let log = &self.shared.log;
+        let holding = Holding::new(&self.shared, parts.iter().map(|part| part.hold).collect(), locks);
+        let Some(locks) = holding.get() else { return };
         for (part, (_, token)) in parts.iter().zip(locks.tokens()) {
             log.event(part.hold, What::Granted { token: token.get() });
         }
-        self.note_each(parts, What::Held { until: until(&locks) });
+        self.note_each(parts, What::Held { until: until(locks) });
         let is_long = self.random.one_in(self.shared.orders.long);
         let length = if is_long {
             self.taken().lease * 5 / 4
@@ -88,14 +95,16 @@ impl User {
         };
         let lost = tokio::select! {
             biased;
-            lost = self.watch_several(parts, &locks) => Some(lost),
+            lost = self.watch_several(parts, locks) => Some(lost),
             () = section => None,
         };
         if let Some((name, reason)) = lost {
             let these = parts.iter().filter(|part| self.shared.sites[part.site].name == name);
             these.for_each(|part| self.shared.log.event(part.hold, What::Lost(loss(reason))));
         }
-        self.let_go_of_several(parts, locks).await;
+        if let Some(locks) = holding.take() {
+            self.let_go_of_several(parts, locks).await;
+        }
     }
 
     /// Until one of them is lost: its name, and why.

@@ -12,6 +12,7 @@ use tokio::time::{sleep, timeout};
 
 use super::handle::{Handle, Held, Request};
 use super::lease::{Lease, loss};
+use super::open::{Holding, Pending};
 use super::{Planted, Shared};
 use crate::clock::{micros, now};
 use crate::random::Random;
@@ -32,6 +33,8 @@ pub(super) struct User {
     pub(super) shared: Arc<Shared>,
     pub(super) site: usize,
     pub(super) random: Random,
+    /// Whether it may be gone at any moment.
+    is_guest: bool,
     /// What goes on after a guard was forgotten.
     forgotten: JoinSet<()>,
 }
@@ -40,10 +43,22 @@ impl User {
     pub(super) fn new(shared: &Arc<Shared>, site: usize, task: usize) -> Self {
         let user = u64::from(shared.orders.client) << 20 | (site as u64) << 8 | task as u64;
         let random = Random::new(shared.orders.seed, user);
-        Self { shared: Arc::clone(shared), site, random, forgotten: JoinSet::new() }
+        Self { shared: Arc::clone(shared), site, random, is_guest: false, forgotten: JoinSet::new() }
     }
 
     pub(super) async fn run(mut self) -> Result<(), Error> {
+        self.go_on().await?;
+        while self.forgotten.join_next().await.is_some() {}
+        Ok(())
+    }
+
+    /// The same, until its runtime ends, which may be at any moment.
+    pub(super) async fn visit(mut self) -> Result<(), Error> {
+        self.is_guest = true;
+        self.go_on().await
+    }
+
+    async fn go_on(&mut self) -> Result<(), Error> {
         while now() < self.shared.orders.end {
             self.rest().await;
             if self.taken().kind == Kind::Several && self.random.one_in(2) {
@@ -52,8 +67,40 @@ impl User {
                 self.take_once().await?;
             }
         }
-        while self.forgotten.join_next().await.is_some() {}
         Ok(())
+    }
+
+    /// Asks for one after another, and blocks its thread while it holds, sometimes for longer than a lease.
+    pub(super) async fn block(mut self) -> Result<(), Error> {
+        while now() < self.shared.orders.end {
+            self.site = self.random.within(0..self.shared.sites.len() as u64) as usize;
+            self.rest().await;
+            let (handle, asked) = self.request(false)?;
+            let hold = self.shared.next_hold();
+            let asked = Asked { waits_forever: true, ..asked };
+            self.shared.log.event(hold, What::Asked(asked));
+            match self.ask(&handle, Way::Wait).await {
+                Ok(held) => self.hold_and_block(hold, held).await,
+                Err(refusal) => self.shared.log.event(hold, What::Refused(refusal)),
+            }
+        }
+        Ok(())
+    }
+
+    /// Its thread notices nothing meanwhile, so its loss is watched for on another one.
+    async fn hold_and_block(&mut self, hold: HoldId, held: Held) {
+        let lease = Lease::granted(&self.shared, hold, &held);
+        let held = Arc::new(held);
+        let watched = Arc::clone(&held);
+        let watching = self.shared.runtime.spawn(async move { lease.watch(&watched).await });
+        let is_long = self.random.one_in(8);
+        std::thread::sleep(if is_long { self.taken().lease * 5 / 4 } else { self.random.millis(0..20) });
+        watching.abort();
+        // It has been told of a loss, or will not be.
+        let _ = watching.await;
+        if let Some(held) = Arc::into_inner(held) {
+            self.let_go(hold, held).await;
+        }
     }
 
     pub(super) fn taken(&self) -> &Taken {
@@ -67,29 +114,39 @@ impl User {
     }
 
     async fn take_once(&mut self) -> Result<(), Error> {
-        let forgets = self.taken().kind.is_exclusive() && self.random.one_in(2_000);
-        let owner = (self.taken().kind == Kind::Reentrant)
-            .then(|| u32::try_from(self.random.within(0..OWNERS.into())).unwrap_or_default());
-        let handle = self.handle(owner, forgets)?;
+        let forgets = !self.is_guest && self.taken().kind.is_exclusive() && self.random.one_in(2_000);
+        let (handle, asked) = self.request(forgets)?;
         let way = self.way();
         let hold = self.shared.next_hold();
-        let asked = Asked {
-            site: self.site,
-            client: self.shared.orders.client,
-            owner,
-            permits: handle.permits(),
-            waits_forever: way == Way::Wait,
-            within: None,
-            together: None,
-        };
+        let asked = Asked { waits_forever: way == Way::Wait, ..asked };
         self.shared.log.event(hold, What::Asked(asked));
-        match self.ask(&handle, way).await {
+        let pending = Pending::new(&self.shared, vec![hold]);
+        let answer = self.ask(&handle, way).await;
+        pending.answered();
+        match answer {
             Ok(held) if forgets => self.forget(hold, held),
             Ok(held) => self.hold(hold, held, &handle, asked).await,
             Err(Refusal::Busy) if self.shared.has(Planted::Impatient) => self.pretend(hold).await,
             Err(refusal) => self.shared.log.event(hold, What::Refused(refusal)),
         }
         Ok(())
+    }
+
+    /// What to ask for next.
+    fn request(&mut self, forgets: bool) -> Result<(Handle, Asked), Error> {
+        let owner = (self.taken().kind == Kind::Reentrant)
+            .then(|| u32::try_from(self.random.within(0..OWNERS.into())).unwrap_or_default());
+        let handle = self.handle(owner, forgets)?;
+        let asked = Asked {
+            site: self.site,
+            client: self.shared.orders.client,
+            owner,
+            permits: handle.permits(),
+            waits_forever: false,
+            within: None,
+            together: None,
+        };
+        Ok((handle, asked))
     }
 
     fn handle(&mut self, owner: Option<u32>, forgets: bool) -> Result<Handle, Error> {
@@ -157,8 +214,13 @@ impl User {
 
     async fn hold(&mut self, hold: HoldId, held: Held, handle: &Handle, asked: Asked) {
         let lease = Lease::granted(&self.shared, hold, &held);
-        self.work(&lease, &held, handle, asked).await;
-        self.let_go(hold, held).await;
+        let holding = Holding::new(&self.shared, vec![hold], held);
+        if let Some(held) = holding.get() {
+            self.work(&lease, held, handle, asked).await;
+        }
+        if let Some(held) = holding.take() {
+            self.let_go(hold, held).await;
+        }
     }
 
     /// What a holder does, until it is done or told that it no longer holds.
