@@ -47,6 +47,8 @@ pub enum What {
     Releasing,
     /// The release was confirmed.
     Released,
+    /// Its holder has made a ticket of it, by which somebody else can go on.
+    HandedOver,
 }
 
 /// Why a lease is lost, as the holder is told.
@@ -109,6 +111,8 @@ pub struct Asked {
     pub within: Option<HoldId>,
     /// If several were asked for at once, all of them or none: the first of these requests.
     pub together: Option<HoldId>,
+    /// Which hold goes on in this one, under its token: it was handed over by a ticket, or downgraded.
+    pub continues: Option<HoldId>,
 }
 
 /// How a request ends without a hold.
@@ -331,8 +335,10 @@ pub struct Operation {
     pub lost: Option<Micros>,
     /// Why it was lost.
     pub loss: Option<Loss>,
-    /// When its release was invoked.
+    /// When its release was invoked, or it was handed over.
     pub releasing: Option<Micros>,
+    /// Whether it was handed over.
+    pub is_handed_over: bool,
     /// When its release was confirmed.
     pub released: Option<Micros>,
 }
@@ -408,7 +414,7 @@ impl History {
 impl Operation {
     const fn asked(id: HoldId, request: Asked, asked: Micros) -> Self {
         let (returned, until, lost, loss, releasing, released) = (None, None, None, None, None, None);
-        Self { id, request, asked, returned, until, lost, loss, releasing, released }
+        Self { id, request, asked, returned, until, lost, loss, releasing, is_handed_over: false, released }
     }
 
     const fn follow(&mut self, at: Micros, what: What) {
@@ -420,6 +426,7 @@ impl Operation {
             What::Lost(loss) => (self.lost, self.loss) = (Some(at), Some(loss)),
             What::Releasing => self.releasing = Some(at),
             What::Released => self.released = Some(at),
+            What::HandedOver => (self.releasing, self.is_handed_over) = (Some(at), true),
         }
     }
 }
@@ -442,9 +449,22 @@ impl fmt::Display for Event {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{} {} ", self.at, self.hold)?;
         match self.what {
-            What::Asked(Asked { site, client, owner, permits, waits_forever, within, together }) => {
-                let (owner, within, together) = (or(owner), or(within), or(together));
-                write!(f, "asked {site} {client} {owner} {permits} {waits_forever} {within} {together}")
+            What::Asked(Asked {
+                site,
+                client,
+                owner,
+                permits,
+                waits_forever,
+                within,
+                together,
+                continues,
+            }) => {
+                let (owner, within, together, continues) =
+                    (or(owner), or(within), or(together), or(continues));
+                write!(
+                    f,
+                    "asked {site} {client} {owner} {permits} {waits_forever} {within} {together} {continues}"
+                )
             }
             What::Granted { token } => write!(f, "granted {token}"),
             What::Refused(Refusal::Busy) => write!(f, "busy"),
@@ -456,6 +476,7 @@ impl fmt::Display for Event {
             What::Lost(loss) => write!(f, "lost {}", loss.name()),
             What::Releasing => write!(f, "releasing"),
             What::Released => write!(f, "released"),
+            What::HandedOver => write!(f, "handed-over"),
         }
     }
 }
@@ -496,6 +517,7 @@ fn read(line: &str) -> Option<Event> {
             waits_forever: next(&mut words)?,
             within: next_or(&mut words)?,
             together: next_or(&mut words)?,
+            continues: next_or(&mut words)?,
         }),
         "granted" => What::Granted { token: next(&mut words)? },
         "busy" => What::Refused(Refusal::Busy),
@@ -507,6 +529,7 @@ fn read(line: &str) -> Option<Event> {
         "lost" => What::Lost(next(&mut words)?),
         "releasing" => What::Releasing,
         "released" => What::Released,
+        "handed-over" => What::HandedOver,
         _ => return None,
     };
     words.next().is_none().then_some(Event { at, hold, what })
@@ -529,13 +552,14 @@ mod tests {
 
     #[test]
     fn an_event_is_read_as_it_was_written() {
-        let asked = |owner, within, together| {
+        let asked = |owner, within, together, continues| {
             let (site, client, permits, waits_forever) = (1, 2, 3, true);
-            What::Asked(Asked { site, client, owner, permits, waits_forever, within, together })
+            What::Asked(Asked { site, client, owner, permits, waits_forever, within, together, continues })
         };
         let all = [
-            asked(None, None, None),
-            asked(Some(4), Some(5), Some(6)),
+            asked(None, None, None, None),
+            asked(Some(4), Some(5), Some(6), Some(7)),
+            What::HandedOver,
             What::Granted { token: 6 },
             What::Refused(Refusal::Busy),
             What::Refused(Refusal::TimedOut),

@@ -109,6 +109,47 @@ impl Example {
         self
     }
 
+    /// The last hold is handed over, and goes on for another client.
+    pub(super) fn hand_over(
+        &mut self,
+        site: usize,
+        at: Micros,
+        client: u32,
+        asked: Micros,
+        held: Range<Micros>,
+        token: u64,
+    ) -> &mut Self {
+        let last = self.next;
+        self.happens(at, What::HandedOver);
+        self.request(asked, Asked { continues: Some(last), waits_forever: false, ..request(site, client) });
+        self.grant(held.start, token).happens(held.end, What::Releasing)
+    }
+
+    /// It is handed over, and nobody goes on.
+    pub(super) fn lose_ticket(&mut self, at: Micros) -> &mut Self {
+        self.happens(at, What::HandedOver)
+    }
+
+    /// Holds this many permits, and then one of them.
+    pub(super) fn downgrade(
+        &mut self,
+        site: usize,
+        client: u32,
+        permits: u32,
+        held: Range<Micros>,
+        until: Micros,
+        token: u64,
+    ) -> &mut Self {
+        self.request(held.start, Asked { permits, ..request(site, client) }).grant(held.start, token);
+        let last = self.next;
+        self.happens(held.end, What::Releasing);
+        self.request(
+            held.end,
+            Asked { continues: Some(last), waits_forever: false, ..request(site, client) },
+        );
+        self.grant(held.end, token).happens(until, What::Releasing)
+    }
+
     /// Within the hold that was asked for first.
     pub(super) fn within_last(
         &mut self,
@@ -226,6 +267,10 @@ impl Example {
         verdict
     }
 
+    pub(super) fn count(&self, rule: Rule) -> usize {
+        self.verdict().count(rule)
+    }
+
     /// This rule is broken, and no other.
     #[track_caller]
     pub(super) fn breaks(&self, rule: Rule) {
@@ -236,5 +281,14 @@ impl Example {
 }
 
 const fn request(site: usize, client: u32) -> Asked {
-    Asked { site, client, owner: None, permits: 1, waits_forever: true, within: None, together: None }
+    Asked {
+        site,
+        client,
+        owner: None,
+        permits: 1,
+        waits_forever: true,
+        within: None,
+        together: None,
+        continues: None,
+    }
 }

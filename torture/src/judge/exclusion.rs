@@ -24,7 +24,7 @@ pub(super) fn judge(
         taken.add(hold);
         held.insert((hold.to, index));
         // Nothing is taken away when it is reduced.
-        let limit = site.greatest_limit(hold.operation.asked, hold.from);
+        let limit = site.greatest_limit(hold.asked, hold.from);
         if taken.permits > u64::from(limit) {
             let all = held.iter().map(|(_, index)| holds[*index].operation);
             if excuses.cover(hold.from) || site.is_lock() && breaks.explain(all, hold.from) {
@@ -107,7 +107,7 @@ impl Excuses {
 mod tests {
     use crate::history::Effect;
     use crate::judge::Rule::I1;
-    use crate::judge::example::{Example, FAIR, LOCK, OWNED};
+    use crate::judge::example::{Example, FAIR, IN_TURN, LOCK, OWNED};
 
     #[test]
     fn holds_one_after_another_are_fine() {
@@ -218,6 +218,48 @@ mod tests {
     fn i1_a_limit_is_exceeded_after_it_was_reduced() {
         let mut run = Example::default();
         run.resize(FAIR, 4..5, 1).hold(FAIR, 1, 0..10, 100).hold(FAIR, 2, 6..10, 200);
+        run.breaks(I1);
+    }
+
+    #[test]
+    fn i1_what_was_handed_over_is_held_until_somebody_goes_on() {
+        let mut run = Example::default();
+        run.forget(LOCK, 1, 0, 100).hand_over(LOCK, 5, 2, 20, 30..40, 100);
+        run.hold(LOCK, 3, 40..50, 200);
+        run.is_fine();
+        let mut run = Example::default();
+        run.forget(LOCK, 1, 0, 100).hand_over(LOCK, 5, 2, 20, 30..40, 100);
+        run.hold(LOCK, 3, 10..15, 50);
+        assert_eq!(run.count(I1), 1);
+    }
+
+    #[test]
+    fn i1_somebody_goes_on_though_another_one_was_granted_meanwhile() {
+        let mut run = Example::default();
+        run.forget(LOCK, 1, 0, 100).hand_over(LOCK, 5, 2, 6, 30..40, 100);
+        run.hold(LOCK, 3, 10..35, 200);
+        assert!(run.count(I1) > 0);
+    }
+
+    #[test]
+    fn what_goes_on_may_exceed_a_limit_that_was_reduced_meanwhile() {
+        let mut run = Example::default();
+        run.hold(FAIR, 1, 0..90, 100).forget(FAIR, 2, 0, 200);
+        run.hand_over(FAIR, 20, 3, 30, 31..80, 200).resize(FAIR, 10..11, 1);
+        run.is_fine();
+        run.hold(FAIR, 4, 50..60, 300);
+        run.breaks(I1);
+    }
+
+    #[test]
+    fn readers_come_in_when_a_writer_has_become_a_reader() {
+        let mut run = Example::default();
+        run.downgrade(IN_TURN, 1, 2, 0..10, 50, 100).hold(IN_TURN, 2, 10..20, 200);
+        run.is_fine();
+        run.hold(IN_TURN, 3, 15..20, 300);
+        run.breaks(I1);
+        let mut run = Example::default();
+        run.downgrade(IN_TURN, 1, 2, 0..10, 50, 100).hold(IN_TURN, 2, 9..20, 200);
         run.breaks(I1);
     }
 }

@@ -69,10 +69,10 @@ fn changes(
     }
     for hold in holds {
         let permits = hold.operation.request.permits;
-        let was_released = hold.end == End::Released;
+        let was_released = matches!(hold.end, End::Released | End::HandedOver);
         changes.extend([
             (hold.from, Change::Begins { permits }),
-            (hold.to, Change::Ends { permits, was_released }),
+            (hold.reserved, Change::Ends { permits, was_released }),
         ]);
     }
     changes.extend(
@@ -334,6 +334,34 @@ mod tests {
             let mut run = Example::default();
             run.resize(FAIR, 5..20, 3).hold(FAIR, 1, 0..300_000, 100).hold(FAIR, 2, 0..300_000, 200);
             run.wait(FAIR, 3, 1, 20 + waits..30 + waits, 300);
+            if is_fine {
+                run.is_fine();
+            } else {
+                run.breaks(I5);
+            }
+        }
+    }
+
+    #[test]
+    fn i5_a_ticket_that_is_lost_keeps_waiters_for_longer_than_its_lease() {
+        for (late, is_fine) in [(LEASE + 1_000_000, true), (LEASE + 1_000_001, false)] {
+            let mut run = Example::default();
+            run.forget(LOCK, 1, 0, 100).until(LEASE).lose_ticket(10);
+            run.wait(LOCK, 2, 5, LEASE + late..LEASE + late + 10, 200);
+            if is_fine {
+                run.is_fine();
+            } else {
+                run.breaks(I5);
+            }
+        }
+    }
+
+    #[test]
+    fn i5_a_waiter_waits_long_after_the_end_of_what_was_handed_over() {
+        for (waits, is_fine) in [(100_000, true), (100_001, false)] {
+            let mut run = Example::default();
+            run.forget(LOCK, 1, 0, 100).hand_over(LOCK, 10, 3, 200_000, 400_000..500_000, 100);
+            run.wait(LOCK, 2, 5, 500_000 + waits..600_001, 200);
             if is_fine {
                 run.is_fine();
             } else {

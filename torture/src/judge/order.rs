@@ -71,8 +71,8 @@ fn changes(history: &History, operations: &[&Operation]) -> Vec<(Micros, Change,
     let clients = super::Clients::of(history);
     let mut changes = Vec::with_capacity(2 * operations.len());
     for (index, operation) in operations.iter().enumerate() {
-        // It asks for one after another, so it has not asked for all of them by then.
-        if operation.request.together.is_some() {
+        // It asks for one after another, so it has not asked for all of them by then; or it is granted nothing new.
+        if operation.request.together.is_some() || operation.request.continues.is_some() {
             continue;
         }
         // Of those that do not wait, and are refused, nothing was promised.

@@ -63,8 +63,8 @@ struct Taken(Vec<(Use, Micros)>);
 
 fn taken(held: &[Vec<Hold<'_>>], groups: &BTreeMap<HoldId, Group>) -> Vec<Taken> {
     let hold = |hold: &Hold<'_>| {
-        let was_released = hold.end == End::Released;
-        Use { from: hold.from, to: hold.to, was_released, group: None }
+        let was_released = matches!(hold.end, End::Released | End::HandedOver);
+        Use { from: hold.from, to: hold.reserved, was_released, group: None }
     };
     let mut uses: Vec<Vec<Use>> = held.iter().map(|held| held.iter().map(hold).collect()).collect();
     for (id, group) in groups {

@@ -5,6 +5,8 @@
 //! also granted later, because both are held, one after the other. (Unless the store has forgotten one of them, one was
 //! released by force, or a client was stopped before it could return.)
 
+use std::collections::HashMap;
+
 use super::exclusion::Excuses;
 use super::{Breaks, Clients, Rule, TOLD, Verdict, is_same_owner, words};
 use crate::history::{History, HoldId, Micros, Operation, Order, Site};
@@ -23,6 +25,7 @@ pub(super) fn judge(
     }
     granted.sort_by_key(|grant| (grant.token, grant.returned));
     check_nested(history, site, &granted, verdict);
+    check_continued(&granted, verdict);
     check_twice(&granted, verdict);
     if site.ordered_tokens {
         check_order(&ordered_by_the_store(history, site, breaks, granted), verdict);
@@ -101,11 +104,26 @@ fn check_nested(history: &History, site: &Site, granted: &[Grant<'_>], verdict: 
     }
 }
 
-/// Only the holds of one owner have the same token.
+/// A hold that continues another one has its token.
+fn check_continued(granted: &[Grant<'_>], verdict: &mut Verdict) {
+    let tokens: HashMap<HoldId, u64> =
+        granted.iter().map(|grant| (grant.operation.id, grant.token)).collect();
+    for grant in granted {
+        let Some(last) = grant.operation.request.continues else { continue };
+        let token = tokens.get(&last);
+        if token != Some(&grant.token) {
+            let what = format!("{} continues hold {last}, under token {token:?}", words(grant.operation));
+            verdict.broken(Rule::I2, grant.returned, what);
+        }
+    }
+}
+
+/// Only the holds of one owner have the same token, and one that continues another one.
 fn check_twice(by_token: &[Grant<'_>], verdict: &mut Verdict) {
     for pair in by_token.windows(2) {
         let [one, other] = pair else { continue };
-        if one.token == other.token && !is_same_owner(one.operation, other.operation) {
+        let goes_on = other.operation.request.continues == Some(one.operation.id);
+        if one.token == other.token && !goes_on && !is_same_owner(one.operation, other.operation) {
             let what = format!("{} after {}", words(other.operation), words(one.operation));
             verdict.broken(Rule::I2, other.returned, what);
         }
@@ -220,6 +238,27 @@ mod tests {
         run.hold_as(OWNED, 1, 7, 0..10, 100).hold_as(OWNED, 2, 7, 5..15, 100);
         run.is_fine();
         run.hold_as(OWNED, 3, 8, 15..20, 100);
+        run.breaks(I2);
+    }
+
+    #[test]
+    fn i2_a_hold_that_was_handed_over_goes_on_under_another_token() {
+        for (token, is_fine) in [(100, true), (101, false)] {
+            let mut run = Example::default();
+            run.forget(LOCK, 1, 0, 100).hand_over(LOCK, 5, 2, 6, 8..20, token);
+            if is_fine {
+                run.is_fine();
+            } else {
+                run.breaks(I2);
+            }
+        }
+    }
+
+    #[test]
+    fn i2_somebody_else_has_the_token_of_what_was_handed_over() {
+        let mut run = Example::default();
+        run.forget(LOCK, 1, 0, 100).hand_over(LOCK, 5, 2, 6, 8..20, 100);
+        run.hold(LOCK, 3, 30..40, 100);
         run.breaks(I2);
     }
 

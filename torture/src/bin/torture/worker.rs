@@ -2,6 +2,7 @@
 //! write down what happens to them.
 
 mod beside;
+mod going_on;
 mod handle;
 mod lease;
 mod open;
@@ -20,6 +21,7 @@ use futures::future::join_all;
 use leasehold::Client;
 use leasehold_torture::history::{HoldId, Micros};
 use tokio::runtime::{Builder, Handle as Runtime, Runtime as OtherRuntime};
+use tokio::sync::oneshot;
 use tokio::time::{Instant, sleep, timeout};
 
 use crate::clock::{micros, now};
@@ -154,6 +156,8 @@ pub(crate) async fn work(orders: Orders) -> io::Result<()> {
     let users: Vec<_> =
         users.map(|(site, task)| tokio::spawn(User::new(&shared, site, task).run())).collect();
     let beside = [Beside::guests(&shared), Beside::blocker(&shared)].map(Beside::ended);
+    let (end, ending) = oneshot::channel();
+    let receiving = tokio::spawn(going_on::receive(Arc::clone(&shared), ending));
     let moving = tokio::spawn(end_later(home));
     let limit = Duration::from_micros(shared.orders.end.saturating_sub(now())) + AFTERWARDS;
     // What is not answered by then, the judge sees.
@@ -161,6 +165,9 @@ pub(crate) async fn work(orders: Orders) -> io::Result<()> {
     let Ok((ended, beside)) = timeout(limit, all).await else { return Ok(()) };
     beside.into_iter().collect::<io::Result<()>>()?;
     moving.await.map_err(io::Error::other)?;
+    // Nobody here sends letters any more. What comes from others, and is not read, ends by itself.
+    drop(end);
+    receiving.await.map_err(io::Error::other)??;
     for task in ended {
         task.map_err(io::Error::other)?.map_err(io::Error::other)?;
     }

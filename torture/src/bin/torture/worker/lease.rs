@@ -23,6 +23,11 @@ impl Lease {
     pub(super) fn granted(shared: &Arc<Shared>, hold: HoldId, guard: &Guard) -> Self {
         let token = guard.token().get();
         shared.log.event(hold, What::Granted { token });
+        Self::of(shared, hold, guard)
+    }
+
+    /// Of a hold that has been written down.
+    pub(super) fn of(shared: &Arc<Shared>, hold: HoldId, guard: &Guard) -> Self {
         let lease = Self { shared: Arc::clone(shared), hold };
         lease.note(until(guard));
         lease

@@ -38,6 +38,7 @@ impl User {
                 waits_forever: way == Way::Wait,
                 within: None,
                 together: first,
+                continues: None,
             };
             self.shared.log.event(*hold, What::Asked(asked));
         }

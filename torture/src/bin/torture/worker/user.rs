@@ -80,7 +80,7 @@ impl User {
             let asked = Asked { waits_forever: true, ..asked };
             self.shared.log.event(hold, What::Asked(asked));
             match self.ask(&handle, Way::Wait).await {
-                Ok(held) => self.hold_and_block(hold, held).await,
+                Ok(held) => self.hold_and_block(hold, held, asked).await,
                 Err(refusal) => self.shared.log.event(hold, What::Refused(refusal)),
             }
         }
@@ -88,7 +88,7 @@ impl User {
     }
 
     /// Its thread notices nothing meanwhile, so its loss is watched for on another one.
-    async fn hold_and_block(&mut self, hold: HoldId, held: Held) {
+    async fn hold_and_block(&mut self, hold: HoldId, held: Held, asked: Asked) {
         let lease = Lease::granted(&self.shared, hold, &held);
         let held = Arc::new(held);
         let watched = Arc::clone(&held);
@@ -99,7 +99,7 @@ impl User {
         // It has been told of a loss, or will not be.
         let _ = watching.await;
         if let Some(held) = Arc::into_inner(held) {
-            self.let_go(hold, held).await;
+            self.let_go(hold, held, asked).await;
         }
     }
 
@@ -145,6 +145,7 @@ impl User {
             waits_forever: false,
             within: None,
             together: None,
+            continues: None,
         };
         Ok((handle, asked))
     }
@@ -219,7 +220,7 @@ impl User {
             self.work(&lease, held, handle, asked).await;
         }
         if let Some(held) = holding.take() {
-            self.let_go(hold, held).await;
+            self.let_go(hold, held, asked).await;
         }
     }
 
@@ -255,8 +256,17 @@ impl User {
         }
     }
 
+    /// Releases it, or drops it, or goes on by reading or in somebody else's hands.
+    pub(super) async fn let_go(&mut self, hold: HoldId, held: Held, asked: Asked) {
+        match held {
+            Held::Write(guard) if self.random.one_in(3) => self.downgrade(hold, guard, asked).await,
+            Held::Guard(guard) if self.random.one_in(50) => self.hand_over(hold, guard, asked).await,
+            held => self.release(hold, held).await,
+        }
+    }
+
     /// Releases it, or drops it.
-    async fn let_go(&mut self, hold: HoldId, held: Held) {
+    pub(super) async fn release(&mut self, hold: HoldId, held: Held) {
         let log = &self.shared.log;
         if self.shared.has(Planted::Leaking) && self.random.one_in(50) {
             log.event(hold, What::Releasing);
