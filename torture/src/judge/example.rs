@@ -163,9 +163,9 @@ impl Example {
         self.grant(held.start, token).happens(held.end, What::Releasing)
     }
 
-    /// Is granted at once, and lost.
+    /// Is granted at once, and lost, though nothing has gone wrong.
     pub(crate) fn lose(&mut self, site: usize, client: u32, held: Range<Micros>, token: u64) -> &mut Self {
-        self.lose_by(site, client, held, token, Loss::Ended)
+        self.lose_by(site, client, held, token, Loss::HeldTooLong)
     }
 
     pub(super) fn lose_by(

@@ -18,10 +18,11 @@ use std::time::Duration;
 
 use clap::{Args, ValueEnum};
 use futures::future::join_all;
-use leasehold::Client;
+use leasehold::{Client, Error, MutexOptions};
 use leasehold_torture::history::{HoldId, Micros};
 use tokio::runtime::{Builder, Handle as Runtime, Runtime as OtherRuntime};
 use tokio::sync::oneshot;
+use tokio::task::spawn_blocking;
 use tokio::time::{Instant, sleep, timeout};
 
 use crate::clock::{micros, now};
@@ -135,7 +136,7 @@ pub(crate) async fn work(orders: Orders) -> io::Result<()> {
     let log = Log::create(&orders.log)?;
     let register = Registered::connect(orders.register).await?;
     // What the first client of a process makes, it keeps: only what comes later must go again.
-    close(&connect(&orders, &log).await, &log).await;
+    first(&orders, &log).await?;
     let before = usage()?;
     log.uses(before.0, before.1);
     let (client, home) = at_home(&orders, &log).await?;
@@ -181,6 +182,28 @@ pub(crate) async fn work(orders: Orders) -> io::Result<()> {
     let after = settled(before).await?;
     log.uses(after.0, after.1);
     drop(register);
+    Ok(())
+}
+
+/// The first client of the process: it is used on a runtime that ends, so that it starts all the threads that clients have in
+/// common, and then closed.
+async fn first(orders: &Orders, log: &Log) -> io::Result<()> {
+    let (orders, noted) = (orders.clone(), log.clone());
+    let using = async move {
+        let client = connect(&orders, &noted).await;
+        let options = MutexOptions::new().ttl(Duration::from_millis(orders.lease));
+        let mutex = client.mutex_with(&format!("first of {}", orders.client), options)?;
+        match mutex.try_lock().await {
+            Ok(guard) => drop(guard),
+            Err(error) => noted.error("first request", &error),
+        }
+        Ok::<_, Error>(client)
+    };
+    let runtime = Builder::new_multi_thread().worker_threads(1).enable_all().build()?;
+    let client = runtime.spawn(using).await;
+    // It waits for its threads.
+    spawn_blocking(move || drop(runtime)).await.map_err(io::Error::other)?;
+    close(&client.map_err(io::Error::other)?.map_err(io::Error::other)?, log).await;
     Ok(())
 }
 
