@@ -83,7 +83,10 @@ impl<'a> Breaks<'a> {
                     _ if hold.to > known && was_stopped.is_none() => {
                         "it was released by force, and nobody was told"
                     }
-                    (End::Lost, Some(Loss::Ended | Loss::Closed)) if hold.to <= known => {
+                    // Unless its deadline had passed by then.
+                    (End::Lost, Some(Loss::Ended | Loss::Closed))
+                        if hold.operation.until.is_some_and(|until| hold.to < until) =>
+                    {
                         "it was released by force, and something else was told"
                     }
                     _ => continue,
@@ -198,8 +201,13 @@ mod tests {
     #[test]
     fn i4_a_holder_is_told_something_else_of_a_release_by_force() {
         let mut run = Example::default();
-        run.lose_by(LOCK, 1, 0..30, 100, Loss::Ended).break_by_force(LOCK, 10..20);
+        run.lose_by(LOCK, 1, 0..30, 100, Loss::Ended).until(LEASE).break_by_force(LOCK, 10..20);
         run.breaks(I4);
+        let mut run = Example::default();
+        run.lose_by(LOCK, 1, 0..LEASE, 100, Loss::Ended)
+            .until(LEASE)
+            .break_by_force(LOCK, LEASE - 9..LEASE - 5);
+        run.is_fine();
     }
 
     #[test]

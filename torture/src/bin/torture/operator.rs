@@ -1,12 +1,19 @@
 //! What operators do while others hold and wait: each time as a client of its own, without a line that can be harmed.
 
+use std::time::Duration;
+
 use leasehold::{Client, Error, OnOtherLimit, Purpose, SemaphoreOptions};
 use leasehold_torture::history::Effect;
+use tokio::time::{Instant, sleep};
 
 use crate::servers::Server;
 use crate::sites::{Kind, PERMITS, Taken};
 use crate::store::client;
 
+/// How long an operator tries.
+const PATIENCE: Duration = Duration::from_secs(10);
+/// How long it waits before it tries again.
+const PAUSE: Duration = Duration::from_millis(20);
 /// Limits are changed to one of these. Nobody asks for more than the least.
 const LIMITS: [u32; 3] = [PERMITS, PERMITS + 1, PERMITS + 2];
 
@@ -40,13 +47,19 @@ fn one_of(sites: &[Taken], which: usize, is_meant: fn(Kind) -> bool) -> Result<(
     all.get(which % all.len().max(1)).copied().ok_or_else(|| "an operator finds nothing".to_owned())
 }
 
-async fn acting<T>(
-    server: &dyn Server,
-    act: impl AsyncFnOnce(&Client) -> Result<T, Error>,
-) -> Result<T, String> {
-    let words = |error: Error| format!("an operator: {error}");
+async fn acting<T>(server: &dyn Server, act: impl AsyncFn(&Client) -> Result<T, Error>) -> Result<T, String> {
+    let (end, words) = (Instant::now() + PATIENCE, |error: Error| format!("an operator: {error}"));
     let client = client(server).await.map_err(words)?;
-    let done = act(&client).await.map_err(words)?;
+    // Of several servers, it needs more than the one that answered first.
+    while client.ping(PATIENCE).await.is_err() && Instant::now() < end {
+        sleep(PAUSE).await;
+    }
+    let done = loop {
+        match act(&client).await {
+            Err(Error::StoreUnavailable { .. }) if Instant::now() < end => {}
+            done => break done.map_err(words)?,
+        }
+    };
     client.shutdown().await.map_err(words)?;
     Ok(done)
 }

@@ -136,6 +136,7 @@ impl Options {
             tasks: self.tasks,
             long: self.long(),
             has_semaphores: self.store.has_semaphores(),
+            has_other_runtimes: self.scenario.has_other_runtimes,
             planted: self.planted,
         }
     }

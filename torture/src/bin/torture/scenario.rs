@@ -23,6 +23,8 @@ pub(crate) struct Scenario {
     pub(crate) calm: (u64, u64),
     /// One of how many sections takes longer than a lease.
     pub(crate) long: u64,
+    /// Whether clients are also used from other runtimes, which end, and from threads that are blocked.
+    pub(crate) has_other_runtimes: bool,
     /// Whether the server keeps everything on disk.
     pub(crate) is_on_disk: bool,
 }
@@ -40,6 +42,7 @@ const PLAIN: Scenario = Scenario {
     lasts: ANY,
     calm: CALM,
     long: 500,
+    has_other_runtimes: false,
     is_on_disk: true,
 };
 
@@ -225,6 +228,12 @@ pub(crate) const ALL: &[Scenario] = &[
         faults: &[Fault::Resize],
         calm: (20, 300),
         long: 50,
+        ..PLAIN
+    },
+    Scenario {
+        name: "other-runtimes",
+        holds: "I1 to I7: what ends with a runtime is given up, and a blocked thread loses nothing",
+        has_other_runtimes: true,
         ..PLAIN
     },
     one("no-room", WAITS, &[Fault::Server(ServerFault::NoRoom)]),

@@ -78,6 +78,9 @@ pub(crate) struct Orders {
     /// Whether the store has semaphores.
     #[arg(long)]
     pub(crate) semaphores: bool,
+    /// Whether it is also used from other runtimes.
+    #[arg(long)]
+    pub(crate) other_runtimes: bool,
     /// A mistake of this worker.
     #[arg(long)]
     pub(crate) planted: Option<Planted>,
@@ -156,7 +159,10 @@ pub(crate) async fn work(orders: Orders) -> io::Result<()> {
         (0..shared.sites.len()).flat_map(|site| (0..shared.orders.tasks).map(move |task| (site, task)));
     let users: Vec<_> =
         users.map(|(site, task)| tokio::spawn(User::new(&shared, site, task).run())).collect();
-    let beside = [Beside::guests(&shared), Beside::blocker(&shared)].map(Beside::ended);
+    let mut beside = Vec::new();
+    if shared.orders.other_runtimes {
+        beside = vec![Beside::guests(&shared).ended(), Beside::blocker(&shared).ended()];
+    }
     let (end, ending) = oneshot::channel();
     let receiving = tokio::spawn(going_on::receive(Arc::clone(&shared), ending));
     let moving = tokio::spawn(end_later(home));
@@ -209,7 +215,7 @@ async fn first(orders: &Orders, log: &Log) -> io::Result<()> {
 
 /// The client, and a runtime that ends in the middle of the run, where every other client lives until then.
 async fn at_home(orders: &Orders, log: &Log) -> io::Result<(Client, Option<OtherRuntime>)> {
-    if orders.client.is_multiple_of(2) {
+    if !orders.other_runtimes || orders.client.is_multiple_of(2) {
         return Ok((connect(orders, log).await, None));
     }
     let runtime = Builder::new_multi_thread().worker_threads(1).enable_all().build()?;
