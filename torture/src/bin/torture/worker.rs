@@ -12,8 +12,8 @@ mod user;
 use std::fs;
 use std::io;
 use std::path::PathBuf;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use clap::{Args, ValueEnum};
@@ -30,6 +30,7 @@ use crate::log::Log;
 use crate::register::Registered;
 use crate::sites::{self, Taken};
 use beside::Beside;
+use handle::Held;
 use lease::LOOK;
 use user::User;
 
@@ -118,6 +119,8 @@ struct Shared {
     sites: Vec<Taken>,
     /// How many requests there were.
     requests: AtomicU32,
+    /// What nobody will drop while the client is used. (What is leaked for good keeps its client for good.)
+    forgotten: Mutex<Vec<Held>>,
     /// Where those are watched that others cannot watch.
     runtime: Runtime,
 }
@@ -127,6 +130,10 @@ impl Shared {
     fn next_hold(&self) -> HoldId {
         let n = self.requests.fetch_add(1, Ordering::Relaxed);
         HoldId::from(self.orders.client) << 32 | HoldId::from(n)
+    }
+
+    fn forget(&self, held: Held) {
+        self.forgotten.lock().unwrap_or_else(PoisonError::into_inner).push(held);
     }
 
     fn has(&self, mistake: Planted) -> bool {
@@ -151,6 +158,7 @@ pub(crate) async fn work(orders: Orders) -> io::Result<()> {
         log,
         sites,
         requests: AtomicU32::new(0),
+        forgotten: Mutex::default(),
         runtime: Runtime::current(),
     };
     let shared = Arc::new(shared);
@@ -183,8 +191,8 @@ pub(crate) async fn work(orders: Orders) -> io::Result<()> {
     let _ = heart.await;
     close(&shared.client, &shared.log).await;
     let shared = Arc::into_inner(shared).ok_or_else(|| io::Error::other("a task goes on"))?;
-    let Shared { client, log, register, .. } = shared;
-    drop(client);
+    let Shared { client, log, register, forgotten, .. } = shared;
+    drop((client, forgotten));
     let after = settled(before).await?;
     log.uses(after.0, after.1);
     drop(register);

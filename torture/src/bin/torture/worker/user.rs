@@ -328,7 +328,7 @@ impl User {
         shared.log.event(hold, What::Granted { token: held.token().get() });
         shared.log.event(hold, What::Held { until: most });
         let lost = held.lost();
-        std::mem::forget(held);
+        shared.forget(held);
         self.forgotten.spawn(async move {
             let reason = lost.await;
             shared.log.event(hold, What::Lost(loss(reason)));
