@@ -1347,6 +1347,30 @@ async fn jumping_clock<S: Semaphore>((clock, site): (Clock, Site)) {
     nothing_is_left(&one).await;
 }
 
+promise_on!(a_semaphore_is_kept_no_longer_because_the_clock_was_set_back: site_under_a_clock, expiry_under_a_clock);
+async fn expiry_under_a_clock<S: Semaphore>((clock, site): (Clock, Site)) {
+    const LEASE: Duration = Duration::from_secs(4);
+    let [one, two] = site.clients().await.map(|client| S::leased(&client, 1, LEASE));
+    let mut raw = site.server().raw();
+    let held = taken(&one, 1).await;
+    let next = queued(&two, 1, 0).await;
+    let latest = raw.now_us() / 1000 + 4 * LEASE.as_millis() as u64;
+    clock.set_back(SECOND * 100);
+    clock.is_followed_by(&mut raw);
+    // The place in the queue dates from before, and so does the end of the lease that comes of it.
+    held.release().await.expect("held to the end");
+    let held = granted(next).await;
+    let states: Vec<_> = raw.keys("*:state");
+    let [state] = &states[..] else { panic!("{states:?}") };
+    let left = raw.send(&["PTTL", state]).int();
+    let expires = raw.now_us() / 1000 + u64::try_from(left).expect("it expires");
+    assert!(expires <= latest, "{} ms later than ever without that", expires - latest);
+    held.release().await.expect("held to the end");
+    clock.shift(SECOND * 100);
+    clock.is_followed_by(&mut raw);
+    nothing_is_left(&one).await;
+}
+
 promise_on!(tokens_grow_when_the_clock_is_set_back_while_nobody_uses_the_semaphore: site_under_a_clock, idle_under_a_clock);
 async fn idle_under_a_clock<S: Semaphore>((clock, site): (Clock, Site)) {
     let (client, mut raw) = (site.client().await, site.server().raw());

@@ -62,6 +62,8 @@ pub const SHOWN: &[Shown] = &[
     shown("failover-where-the-replica-lags", "failover", REPLICATED),
     shown("the-clock-of-the-store-jumps-forward", "clock-ahead", &[]),
     shown("the-clock-of-the-store-jumps-back", "clock-set-back", &[]),
+    shown("somebody-breaks-it-by-force", "released-by-force", &[]),
+    shown("semaphores-and-readwrite-locks", "resized", &[]),
 ];
 
 const fn shown(fault: &'static str, scenario: &'static str, stores: &'static [&'static str]) -> Shown {

@@ -41,12 +41,57 @@ pub enum What {
         /// When the lease ends, as the holder knows.
         until: Micros,
     },
-    /// The holder was told that its lease is lost.
-    Lost,
+    /// The holder was told that its lease is lost, and why.
+    Lost(Loss),
     /// The release was invoked, or the guard dropped.
     Releasing,
     /// The release was confirmed.
     Released,
+    /// Its holder has made a ticket of it, by which somebody else can go on.
+    HandedOver,
+}
+
+/// Why a lease is lost, as the holder is told.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Loss {
+    /// It was released by force.
+    Revoked,
+    /// The store does not have it any more.
+    Missing,
+    /// Somebody else has what was held.
+    Taken,
+    /// It ended because no renewal was confirmed.
+    Ended,
+    /// It was held for as long as it may be.
+    HeldTooLong,
+    /// The client was shut down.
+    Closed,
+}
+
+impl Loss {
+    const ALL: [Self; 6] =
+        [Self::Revoked, Self::Missing, Self::Taken, Self::Ended, Self::HeldTooLong, Self::Closed];
+
+    const fn name(self) -> &'static str {
+        match self {
+            Self::Revoked => "revoked",
+            Self::Missing => "missing",
+            Self::Taken => "taken",
+            Self::Ended => "ended",
+            Self::HeldTooLong => "held-too-long",
+            Self::Closed => "closed",
+        }
+    }
+}
+
+impl FromStr for Loss {
+    type Err = NotAnEvent;
+
+    fn from_str(name: &str) -> Result<Self, NotAnEvent> {
+        let named = Self::ALL.into_iter().find(|loss| loss.name() == name);
+        named.ok_or_else(|| NotAnEvent(name.to_owned()))
+    }
 }
 
 /// A request.
@@ -64,6 +109,10 @@ pub struct Asked {
     pub waits_forever: bool,
     /// In which hold of the same owner and client it is nested.
     pub within: Option<HoldId>,
+    /// If several were asked for at once, all of them or none: the first of these requests.
+    pub together: Option<HoldId>,
+    /// Which hold goes on in this one, under its token: it was handed over by a ticket, or downgraded.
+    pub continues: Option<HoldId>,
 }
 
 /// How a request ends without a hold.
@@ -78,6 +127,8 @@ pub enum Refusal {
     Dropped,
     /// It failed.
     Failed,
+    /// What it had of several was lost again and again while it waited for the others.
+    Lost,
 }
 
 /// Something that is held.
@@ -85,8 +136,8 @@ pub enum Refusal {
 pub struct Site {
     /// What it is called.
     pub name: String,
-    /// How many permits there are, and since when: the first ones from the beginning, at 0.
-    pub limits: Vec<(Micros, u32)>,
+    /// How many permits there are, by the time from which that is so.
+    pub limits: Vec<Limit>,
     /// The lease of its holders.
     pub lease: Micros,
     /// Which order of grants is promised.
@@ -96,6 +147,55 @@ pub struct Site {
     /// Whether an owner that asks in several tasks at once gets a lease for each. Then it enters the one with the
     /// greatest token, which may be greater than that of the hold in which it does so.
     pub lease_per_request: bool,
+}
+
+/// How many permits there are for some time. While that is being changed, two limits may be in force.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Limit {
+    /// How many.
+    pub permits: u32,
+    /// From when: somebody is about to change it to this.
+    pub from: Micros,
+    /// Until when: somebody has changed it to another one.
+    pub to: Micros,
+}
+
+impl Limit {
+    /// From the beginning.
+    #[must_use]
+    pub const fn always(permits: u32) -> Self {
+        Self { permits, from: 0, to: Micros::MAX }
+    }
+}
+
+impl Site {
+    /// It has so many permits from now on: some time between these moments, this was changed.
+    pub fn resize(&mut self, began: Micros, ended: Micros, permits: u32) {
+        if let Some(last) = self.limits.last_mut() {
+            last.to = ended;
+        }
+        self.limits.push(Limit { permits, from: began, to: Micros::MAX });
+    }
+
+    /// The greatest limit that was in force at any of these moments.
+    #[must_use]
+    pub fn greatest_limit(&self, from: Micros, to: Micros) -> u32 {
+        let all = self.limits.iter().filter(|limit| limit.from <= to && from <= limit.to);
+        all.map(|limit| limit.permits).max().unwrap_or_default()
+    }
+
+    /// The smallest limit that may have been in force at this moment.
+    #[must_use]
+    pub fn least_limit(&self, at: Micros) -> u32 {
+        let all = self.limits.iter().filter(|limit| limit.from <= at && at < limit.to);
+        all.map(|limit| limit.permits).min().unwrap_or_default()
+    }
+
+    /// Whether only one can hold it.
+    #[must_use]
+    pub fn is_lock(&self) -> bool {
+        self.limits.iter().all(|limit| limit.permits == 1)
+    }
 }
 
 /// Which requests are granted in the order in which they arrive.
@@ -134,6 +234,20 @@ pub enum Effect {
     Refuses,
     /// Exclusion is not promised until a lease after its end: the store forgets, or its clock is set.
     Forgets,
+    /// An operator releases by force what is held there, which its holder is told.
+    Breaks {
+        /// The index of what was held in [`History::sites`].
+        site: usize,
+    },
+    /// An operator changes a limit.
+    Resizes {
+        /// The index of what it is the limit of in [`History::sites`].
+        site: usize,
+        /// How many permits there are from now on.
+        permits: u32,
+    },
+    /// Nothing, as it turned out.
+    Nothing,
     /// A client is stopped.
     Pauses {
         /// Its number.
@@ -149,6 +263,14 @@ pub enum Effect {
         /// Its number. The client that takes its place has another one.
         client: u32,
     },
+}
+
+impl Effect {
+    /// Whether anything may go wrong: what an operator does delays nobody, and loses no place.
+    #[must_use]
+    pub const fn is_fault(self) -> bool {
+        !matches!(self, Self::Breaks { .. } | Self::Resizes { .. } | Self::Nothing)
+    }
 }
 
 /// An attempt to change data under a token, in the order in which the data decided on them.
@@ -211,8 +333,12 @@ pub struct Operation {
     pub until: Option<Micros>,
     /// When the holder was told of its loss.
     pub lost: Option<Micros>,
-    /// When its release was invoked.
+    /// Why it was lost.
+    pub loss: Option<Loss>,
+    /// When its release was invoked, or it was handed over.
     pub releasing: Option<Micros>,
+    /// Whether it was handed over.
+    pub is_handed_over: bool,
     /// When its release was confirmed.
     pub released: Option<Micros>,
 }
@@ -271,10 +397,15 @@ impl History {
         Ok(history)
     }
 
-    /// With these faults.
+    /// With these faults, and the limits that follow from them.
     #[must_use]
     pub fn under(mut self, mut faults: Vec<Fault>) -> Self {
         faults.sort_by_key(|fault| fault.began);
+        for fault in &faults {
+            if let Effect::Resizes { site, permits } = fault.effect {
+                self.sites[site].resize(fault.began, fault.ended, permits);
+            }
+        }
         self.faults = faults;
         self
     }
@@ -282,8 +413,8 @@ impl History {
 
 impl Operation {
     const fn asked(id: HoldId, request: Asked, asked: Micros) -> Self {
-        let (returned, until, lost, releasing, released) = (None, None, None, None, None);
-        Self { id, request, asked, returned, until, lost, releasing, released }
+        let (returned, until, lost, loss, releasing, released) = (None, None, None, None, None, None);
+        Self { id, request, asked, returned, until, lost, loss, releasing, is_handed_over: false, released }
     }
 
     const fn follow(&mut self, at: Micros, what: What) {
@@ -292,9 +423,10 @@ impl Operation {
             What::Granted { token } => self.returned = Some((at, Ok(token))),
             What::Refused(refusal) => self.returned = Some((at, Err(refusal))),
             What::Held { until } => self.until = Some(until),
-            What::Lost => self.lost = Some(at),
+            What::Lost(loss) => (self.lost, self.loss) = (Some(at), Some(loss)),
             What::Releasing => self.releasing = Some(at),
             What::Released => self.released = Some(at),
+            What::HandedOver => (self.releasing, self.is_handed_over) = (Some(at), true),
         }
     }
 }
@@ -317,18 +449,34 @@ impl fmt::Display for Event {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{} {} ", self.at, self.hold)?;
         match self.what {
-            What::Asked(Asked { site, client, owner, permits, waits_forever, within }) => {
-                write!(f, "asked {site} {client} {} {permits} {waits_forever} {}", or(owner), or(within))
+            What::Asked(Asked {
+                site,
+                client,
+                owner,
+                permits,
+                waits_forever,
+                within,
+                together,
+                continues,
+            }) => {
+                let (owner, within, together, continues) =
+                    (or(owner), or(within), or(together), or(continues));
+                write!(
+                    f,
+                    "asked {site} {client} {owner} {permits} {waits_forever} {within} {together} {continues}"
+                )
             }
             What::Granted { token } => write!(f, "granted {token}"),
             What::Refused(Refusal::Busy) => write!(f, "busy"),
             What::Refused(Refusal::TimedOut) => write!(f, "timed-out"),
             What::Refused(Refusal::Dropped) => write!(f, "dropped"),
             What::Refused(Refusal::Failed) => write!(f, "failed"),
+            What::Refused(Refusal::Lost) => write!(f, "lost-meanwhile"),
             What::Held { until } => write!(f, "held {until}"),
-            What::Lost => write!(f, "lost"),
+            What::Lost(loss) => write!(f, "lost {}", loss.name()),
             What::Releasing => write!(f, "releasing"),
             What::Released => write!(f, "released"),
+            What::HandedOver => write!(f, "handed-over"),
         }
     }
 }
@@ -368,16 +516,20 @@ fn read(line: &str) -> Option<Event> {
             permits: next(&mut words)?,
             waits_forever: next(&mut words)?,
             within: next_or(&mut words)?,
+            together: next_or(&mut words)?,
+            continues: next_or(&mut words)?,
         }),
         "granted" => What::Granted { token: next(&mut words)? },
         "busy" => What::Refused(Refusal::Busy),
         "timed-out" => What::Refused(Refusal::TimedOut),
         "dropped" => What::Refused(Refusal::Dropped),
         "failed" => What::Refused(Refusal::Failed),
+        "lost-meanwhile" => What::Refused(Refusal::Lost),
         "held" => What::Held { until: next(&mut words)? },
-        "lost" => What::Lost,
+        "lost" => What::Lost(next(&mut words)?),
         "releasing" => What::Releasing,
         "released" => What::Released,
+        "handed-over" => What::HandedOver,
         _ => return None,
     };
     words.next().is_none().then_some(Event { at, hold, what })
@@ -400,34 +552,37 @@ mod tests {
 
     #[test]
     fn an_event_is_read_as_it_was_written() {
-        let asked = |owner, within| {
-            What::Asked(Asked { site: 1, client: 2, owner, permits: 3, waits_forever: true, within })
+        let asked = |owner, within, together, continues| {
+            let (site, client, permits, waits_forever) = (1, 2, 3, true);
+            What::Asked(Asked { site, client, owner, permits, waits_forever, within, together, continues })
         };
         let all = [
-            asked(None, None),
-            asked(Some(4), Some(5)),
+            asked(None, None, None, None),
+            asked(Some(4), Some(5), Some(6), Some(7)),
+            What::HandedOver,
             What::Granted { token: 6 },
             What::Refused(Refusal::Busy),
             What::Refused(Refusal::TimedOut),
             What::Refused(Refusal::Dropped),
             What::Refused(Refusal::Failed),
+            What::Refused(Refusal::Lost),
             What::Held { until: 7 },
-            What::Lost,
             What::Releasing,
             What::Released,
         ];
-        for what in all {
+        for what in all.into_iter().chain(Loss::ALL.map(What::Lost)) {
             let event = Event { at: 8, hold: 9, what };
             assert_eq!(event.to_string().parse(), Ok(event));
         }
-        for line in ["", "1 2", "1 2 held", "1 2 held x", "1 2 lost 3", "1 2 stolen", "x 2 lost"] {
+        for line in ["", "1 2", "1 2 held", "1 2 held x", "1 2 lost", "1 2 lost 3", "1 2 stolen", "x 2 busy"]
+        {
             assert!(line.parse::<Event>().is_err(), "{line}");
         }
     }
 
     #[test]
     fn what_happens_to_a_hold_that_nobody_asked_for_is_an_error() {
-        let events = vec![Event { at: 1, hold: 2, what: What::Lost }];
+        let events = vec![Event { at: 1, hold: 2, what: What::Releasing }];
         assert_eq!(History::of(Vec::new(), events).err(), Some(UnknownHold(2)));
     }
 }

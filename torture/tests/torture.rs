@@ -72,6 +72,17 @@ fn nothing_is_violated_and_the_last_line_says_so() {
 }
 
 #[test]
+fn whoever_holds_what_operators_release_or_resize_keeps_the_promises() {
+    for scenario in ["released-by-force", "resized"] {
+        let options = ["--scenario", scenario, "--seconds", "6", "--each", "1", "--slack", "1000"];
+        let Some(report) = run(FINE, &options) else { return };
+        let last = report.lines().last().expect("there is one");
+        let faults = last.split(' ').nth(3).and_then(|faults| faults.parse::<u64>().ok());
+        assert!(faults.is_some_and(|faults| faults >= 3), "{report}");
+    }
+}
+
+#[test]
 #[ignore = "takes a minute, for a run of some seconds for each attempt"]
 fn what_is_not_needed_for_a_violation_is_left_out() {
     // Its first faults are a worker that is killed, and the store that is emptied.
@@ -99,7 +110,8 @@ fn every_scenario_is_listed_for_each_store_that_can_have_its_faults() {
     let list = String::from_utf8_lossy(&stdout);
     let has = |line: &str| list.lines().any(|listed| listed == line);
     assert!(has("redis mixed") && has("redlock paused-holder") && has("redis flush"), "{list}");
-    assert!(!has("sqlite flush"), "{list}");
+    assert!(has("redlock released-by-force") && has("mysql resized"), "{list}");
+    assert!(!has("sqlite flush") && !has("redlock resized"), "{list}");
 }
 
 #[test]

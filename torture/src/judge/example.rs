@@ -31,7 +31,7 @@ impl Default for Example {
     fn default() -> Self {
         let site = |limit, order| Site {
             name: "stock".to_owned(),
-            limits: vec![(0, limit)],
+            limits: vec![Limit::always(limit)],
             lease: LEASE,
             order,
             ordered_tokens: true,
@@ -92,6 +92,64 @@ impl Example {
         self.grant(held.start, token).happens(held.end, What::Releasing)
     }
 
+    /// Asks for several at once, and is granted all of them.
+    pub(super) fn wait_together(
+        &mut self,
+        sites: &[usize],
+        client: u32,
+        asked: Micros,
+        held: Range<Micros>,
+        token: u64,
+    ) -> &mut Self {
+        let first = self.next + 1;
+        for site in sites {
+            self.request(asked, Asked { together: Some(first), ..request(*site, client) });
+            self.grant(held.start, token).happens(held.end, What::Releasing);
+        }
+        self
+    }
+
+    /// The last hold is handed over, and goes on for another client.
+    pub(super) fn hand_over(
+        &mut self,
+        site: usize,
+        at: Micros,
+        client: u32,
+        asked: Micros,
+        held: Range<Micros>,
+        token: u64,
+    ) -> &mut Self {
+        let last = self.next;
+        self.happens(at, What::HandedOver);
+        self.request(asked, Asked { continues: Some(last), waits_forever: false, ..request(site, client) });
+        self.grant(held.start, token).happens(held.end, What::Releasing)
+    }
+
+    /// It is handed over, and nobody goes on.
+    pub(super) fn lose_ticket(&mut self, at: Micros) -> &mut Self {
+        self.happens(at, What::HandedOver)
+    }
+
+    /// Holds this many permits, and then one of them.
+    pub(super) fn downgrade(
+        &mut self,
+        site: usize,
+        client: u32,
+        permits: u32,
+        held: Range<Micros>,
+        until: Micros,
+        token: u64,
+    ) -> &mut Self {
+        self.request(held.start, Asked { permits, ..request(site, client) }).grant(held.start, token);
+        let last = self.next;
+        self.happens(held.end, What::Releasing);
+        self.request(
+            held.end,
+            Asked { continues: Some(last), waits_forever: false, ..request(site, client) },
+        );
+        self.grant(held.end, token).happens(until, What::Releasing)
+    }
+
     /// Within the hold that was asked for first.
     pub(super) fn within_last(
         &mut self,
@@ -105,9 +163,20 @@ impl Example {
         self.grant(held.start, token).happens(held.end, What::Releasing)
     }
 
-    /// Is granted at once, and lost.
+    /// Is granted at once, and lost, though nothing has gone wrong.
     pub(crate) fn lose(&mut self, site: usize, client: u32, held: Range<Micros>, token: u64) -> &mut Self {
-        self.forget(site, client, held.start, token).happens(held.end, What::Lost)
+        self.lose_by(site, client, held, token, Loss::HeldTooLong)
+    }
+
+    pub(super) fn lose_by(
+        &mut self,
+        site: usize,
+        client: u32,
+        held: Range<Micros>,
+        token: u64,
+        loss: Loss,
+    ) -> &mut Self {
+        self.forget(site, client, held.start, token).happens(held.end, What::Lost(loss))
     }
 
     /// Is granted at once, and neither released nor lost.
@@ -137,9 +206,13 @@ impl Example {
         self
     }
 
-    pub(super) fn limit(&mut self, site: usize, since: Micros, limit: u32) -> &mut Self {
-        self.history.sites[site].limits.push((since, limit));
-        self
+    pub(super) fn resize(&mut self, site: usize, when: Range<Micros>, permits: u32) -> &mut Self {
+        self.fault(when, "resize", Effect::Resizes { site, permits })
+    }
+
+    /// What is held is released by force.
+    pub(super) fn break_by_force(&mut self, site: usize, when: Range<Micros>) -> &mut Self {
+        self.fault(when, "release by force", Effect::Breaks { site })
     }
 
     pub(crate) fn write(&mut self, is_fenced: bool, token: u64, read: u64, value: u64) -> &mut Self {
@@ -194,6 +267,10 @@ impl Example {
         verdict
     }
 
+    pub(super) fn count(&self, rule: Rule) -> usize {
+        self.verdict().count(rule)
+    }
+
     /// This rule is broken, and no other.
     #[track_caller]
     pub(super) fn breaks(&self, rule: Rule) {
@@ -204,5 +281,14 @@ impl Example {
 }
 
 const fn request(site: usize, client: u32) -> Asked {
-    Asked { site, client, owner: None, permits: 1, waits_forever: true, within: None }
+    Asked {
+        site,
+        client,
+        owner: None,
+        permits: 1,
+        waits_forever: true,
+        within: None,
+        together: None,
+        continues: None,
+    }
 }

@@ -2,10 +2,16 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use super::{Hold, Rule, Verdict, words};
+use super::{Breaks, Hold, Rule, Verdict, words};
 use crate::history::{Effect, History, Micros, Site};
 
-pub(super) fn judge(history: &History, site: &Site, holds: &[Hold<'_>], verdict: &mut Verdict) {
+pub(super) fn judge(
+    history: &History,
+    site: &Site,
+    holds: &[Hold<'_>],
+    breaks: &Breaks<'_>,
+    verdict: &mut Verdict,
+) {
     let excuses = Excuses::of(history, site.lease);
     // By their ends.
     let mut held: BTreeSet<(Micros, usize)> = BTreeSet::new();
@@ -17,9 +23,11 @@ pub(super) fn judge(history: &History, site: &Site, holds: &[Hold<'_>], verdict:
         }
         taken.add(hold);
         held.insert((hold.to, index));
-        let limit = limit(site, hold.operation.asked, hold.from);
+        // Nothing is taken away when it is reduced.
+        let limit = site.greatest_limit(hold.asked, hold.from);
         if taken.permits > u64::from(limit) {
-            if excuses.cover(hold.from) {
+            let all = held.iter().map(|(_, index)| holds[*index].operation);
+            if excuses.cover(hold.from) || site.is_lock() && breaks.explain(all, hold.from) {
                 verdict.excused += 1;
                 continue;
             }
@@ -65,13 +73,6 @@ impl Taken {
     }
 }
 
-/// The greatest limit in force while a request was under way: nothing is taken away when it is reduced.
-pub(super) fn limit(site: &Site, from: Micros, to: Micros) -> u32 {
-    let before = site.limits.partition_point(|(since, _)| *since <= from).saturating_sub(1);
-    let during = site.limits[before..].iter().take_while(|(since, _)| *since <= to);
-    during.map(|(_, limit)| *limit).max().unwrap_or(0)
-}
-
 /// When exclusion is not promised.
 pub(super) struct Excuses(Vec<(Micros, Micros)>);
 
@@ -106,7 +107,7 @@ impl Excuses {
 mod tests {
     use crate::history::Effect;
     use crate::judge::Rule::I1;
-    use crate::judge::example::{Example, FAIR, LOCK, OWNED};
+    use crate::judge::example::{Example, FAIR, IN_TURN, LOCK, OWNED};
 
     #[test]
     fn holds_one_after_another_are_fine() {
@@ -184,9 +185,81 @@ mod tests {
     #[test]
     fn a_limit_that_is_reduced_takes_nothing_away() {
         let mut run = Example::default();
-        run.limit(FAIR, 5, 1).hold(FAIR, 1, 0..10, 100).hold(FAIR, 2, 4..10, 200);
+        run.resize(FAIR, 4..5, 1).hold(FAIR, 1, 0..10, 100).hold(FAIR, 2, 3..10, 200);
         run.is_fine();
         run.hold(FAIR, 3, 6..8, 300);
+        run.breaks(I1);
+    }
+
+    #[test]
+    fn while_a_limit_changes_the_larger_one_counts() {
+        for (permits, at) in [(3, 4), (3, 5), (3, 9), (1, 4), (1, 5)] {
+            let mut run = Example::default();
+            run.resize(FAIR, 4..5, permits).hold(FAIR, 1, 0..10, 100).wait(FAIR, 2, at, at..10, 200);
+            run.is_fine();
+            if permits > 2 {
+                run.wait(FAIR, 3, at, at..10, 300);
+                run.is_fine();
+            }
+            run.wait(FAIR, 4, at, at..10, 400);
+            run.breaks(I1);
+        }
+    }
+
+    #[test]
+    fn i1_a_limit_is_exceeded_before_it_is_increased() {
+        let mut run = Example::default();
+        run.resize(FAIR, 4..5, 3);
+        run.hold(FAIR, 1, 0..10, 100).hold(FAIR, 2, 1..10, 200).hold(FAIR, 3, 3..10, 300);
+        run.breaks(I1);
+    }
+
+    #[test]
+    fn i1_a_limit_is_exceeded_after_it_was_reduced() {
+        let mut run = Example::default();
+        run.resize(FAIR, 4..5, 1).hold(FAIR, 1, 0..10, 100).hold(FAIR, 2, 6..10, 200);
+        run.breaks(I1);
+    }
+
+    #[test]
+    fn i1_what_was_handed_over_is_held_until_somebody_goes_on() {
+        let mut run = Example::default();
+        run.forget(LOCK, 1, 0, 100).hand_over(LOCK, 5, 2, 20, 30..40, 100);
+        run.hold(LOCK, 3, 40..50, 200);
+        run.is_fine();
+        let mut run = Example::default();
+        run.forget(LOCK, 1, 0, 100).hand_over(LOCK, 5, 2, 20, 30..40, 100);
+        run.hold(LOCK, 3, 10..15, 50);
+        assert_eq!(run.count(I1), 1);
+    }
+
+    #[test]
+    fn i1_somebody_goes_on_though_another_one_was_granted_meanwhile() {
+        let mut run = Example::default();
+        run.forget(LOCK, 1, 0, 100).hand_over(LOCK, 5, 2, 6, 30..40, 100);
+        run.hold(LOCK, 3, 10..35, 200);
+        assert!(run.count(I1) > 0);
+    }
+
+    #[test]
+    fn what_goes_on_may_exceed_a_limit_that_was_reduced_meanwhile() {
+        let mut run = Example::default();
+        run.hold(FAIR, 1, 0..90, 100).forget(FAIR, 2, 0, 200);
+        run.hand_over(FAIR, 20, 3, 30, 31..80, 200).resize(FAIR, 10..11, 1);
+        run.is_fine();
+        run.hold(FAIR, 4, 50..60, 300);
+        run.breaks(I1);
+    }
+
+    #[test]
+    fn readers_come_in_when_a_writer_has_become_a_reader() {
+        let mut run = Example::default();
+        run.downgrade(IN_TURN, 1, 2, 0..10, 50, 100).hold(IN_TURN, 2, 10..20, 200);
+        run.is_fine();
+        run.hold(IN_TURN, 3, 15..20, 300);
+        run.breaks(I1);
+        let mut run = Example::default();
+        run.downgrade(IN_TURN, 1, 2, 0..10, 50, 100).hold(IN_TURN, 2, 9..20, 200);
         run.breaks(I1);
     }
 }

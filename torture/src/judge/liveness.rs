@@ -4,7 +4,6 @@
 //! What matters is for how long somebody waits while everything that anybody could ask for is free: a holder may hold
 //! for as long as it likes.
 
-use super::exclusion::limit;
 use super::{Bounds, End, Hold, Rule, Verdict, words};
 use crate::history::{Effect, History, Micros, Operation, Refusal, Site};
 
@@ -27,7 +26,7 @@ pub(super) fn judge(
     let troubles = &Troubles::of(history);
     let most = operations.iter().map(|operation| operation.request.permits).max().unwrap_or(1);
     let mut free = Free { site, most, held: 0, waiting: 0, since: None, was_released: true };
-    for (at, change) in changes(history, operations, holds) {
+    for (at, change) in changes(history, site, operations, holds) {
         if let Some(span) = free.follow(at, change) {
             check(site, span, troubles, bounds, verdict);
         }
@@ -44,30 +43,45 @@ enum Change {
     Ends { permits: u32, was_released: bool },
     Begins { permits: u32 },
     Waits,
+    Resized,
 }
 
 /// In the order of time: whoever is served has waited until then.
-fn changes(history: &History, operations: &[&Operation], holds: &[Hold<'_>]) -> Vec<(Micros, Change)> {
+fn changes(
+    history: &History,
+    site: &Site,
+    operations: &[&Operation],
+    holds: &[Hold<'_>],
+) -> Vec<(Micros, Change)> {
     let clients = super::Clients::of(history);
     let mut changes = Vec::with_capacity(2 * (operations.len() + holds.len()));
     for operation in operations {
-        // A client that has died waits no longer.
-        let died = clients.killed.get(&operation.request.client).copied();
-        let left = operation.returned.map(|(at, _)| at);
-        let left = [left, died].into_iter().flatten().min().unwrap_or(history.end);
-        changes.extend([(operation.asked, Change::Waits), (left.max(operation.asked), Change::Leaves)]);
+        let left = clients.left(operation, history.end);
+        let permits = operation.request.permits;
+        changes.extend(match operation.request.together {
+            None => [(operation.asked, Change::Waits), (left, Change::Leaves)],
+            // It may hold this one while it waits for another.
+            Some(_) => [
+                (operation.asked, Change::Begins { permits }),
+                (left, Change::Ends { permits, was_released: true }),
+            ],
+        });
     }
     for hold in holds {
         let permits = hold.operation.request.permits;
-        let was_released = hold.end == End::Released;
+        let was_released = matches!(hold.end, End::Released | End::HandedOver);
         changes.extend([
             (hold.from, Change::Begins { permits }),
-            (hold.to, Change::Ends { permits, was_released }),
+            (hold.reserved, Change::Ends { permits, was_released }),
         ]);
     }
+    changes.extend(
+        site.limits.iter().flat_map(|limit| [(limit.from, Change::Resized), (limit.to, Change::Resized)]),
+    );
+    changes.retain(|(at, _)| *at < Micros::MAX);
     changes.sort_by_key(|(at, change)| {
         let first = match change {
-            Change::Waits => 0,
+            Change::Waits | Change::Resized => 0,
             Change::Begins { .. } => 1,
             Change::Leaves => 2,
             Change::Ends { .. } => 3,
@@ -90,10 +104,10 @@ struct Free<'a> {
 }
 
 #[derive(Clone, Copy)]
-struct Span {
-    since: Micros,
-    to: Micros,
-    was_released: bool,
+pub(super) struct Span {
+    pub(super) since: Micros,
+    pub(super) to: Micros,
+    pub(super) was_released: bool,
 }
 
 impl Free<'_> {
@@ -102,13 +116,14 @@ impl Free<'_> {
         match change {
             Change::Waits => self.waiting += 1,
             Change::Leaves => self.waiting -= 1,
+            Change::Resized => {}
             Change::Begins { permits } => self.held += i64::from(permits),
             Change::Ends { permits, was_released } => {
                 self.held -= i64::from(permits);
                 self.was_released = was_released;
             }
         }
-        let room = i64::from(limit(self.site, at, at)) - self.held;
+        let room = i64::from(self.site.least_limit(at)) - self.held;
         let waits_in_vain = self.waiting > 0 && room >= i64::from(self.most);
         let was = self.since;
         if waits_in_vain && !matches!(change, Change::Begins { .. }) {
@@ -122,18 +137,20 @@ impl Free<'_> {
 }
 
 /// What may be the reason for a wait.
-struct Troubles<'a> {
+pub(super) struct Troubles<'a> {
     refusals: Faults<'a>,
     worse: Faults<'a>,
     stalls: Stalls,
 }
 
 impl<'a> Troubles<'a> {
-    fn of(history: &'a History) -> Self {
+    pub(super) fn of(history: &'a History) -> Self {
         Self {
             refusals: Faults::of(history, |effect| effect == Effect::Refuses),
-            // Without what is over at once.
-            worse: Faults::of(history, |effect| !matches!(effect, Effect::Refuses | Effect::Stalls { .. })),
+            // Without what is over at once, and what delays nobody.
+            worse: Faults::of(history, |effect| {
+                !matches!(effect, Effect::Refuses | Effect::Stalls { .. }) && effect.is_fault()
+            }),
             stalls: Stalls::of(history),
         }
     }
@@ -193,7 +210,13 @@ impl Stalls {
     }
 }
 
-fn check(site: &Site, span: Span, troubles: &Troubles<'_>, bounds: &Bounds, verdict: &mut Verdict) {
+pub(super) fn check(
+    site: &Site,
+    span: Span,
+    troubles: &Troubles<'_>,
+    bounds: &Bounds,
+    verdict: &mut Verdict,
+) {
     let worse = site.lease + bounds.recovered;
     let calm = span.since
         + match (span.was_released, troubles.stalls.touch(span.since, span.to)) {
@@ -225,7 +248,7 @@ fn check(site: &Site, span: Span, troubles: &Troubles<'_>, bounds: &Bounds, verd
 mod tests {
     use crate::history::Effect;
     use crate::judge::Rule::I5;
-    use crate::judge::example::{Example, LEASE, LOCK};
+    use crate::judge::example::{Example, FAIR, LEASE, LOCK};
 
     #[test]
     fn i5_a_waiter_waits_long_after_a_release() {
@@ -297,6 +320,48 @@ mod tests {
             for at in 0..300 {
                 run.fault(at * 10_000..at * 10_000 + 9_000, "busy", Effect::Stalls { client: 3 });
             }
+            if is_fine {
+                run.is_fine();
+            } else {
+                run.breaks(I5);
+            }
+        }
+    }
+
+    #[test]
+    fn i5_a_waiter_waits_long_though_the_limit_was_increased() {
+        for (waits, is_fine) in [(100_000, true), (100_001, false)] {
+            let mut run = Example::default();
+            run.resize(FAIR, 5..20, 3).hold(FAIR, 1, 0..300_000, 100).hold(FAIR, 2, 0..300_000, 200);
+            run.wait(FAIR, 3, 1, 20 + waits..30 + waits, 300);
+            if is_fine {
+                run.is_fine();
+            } else {
+                run.breaks(I5);
+            }
+        }
+    }
+
+    #[test]
+    fn i5_a_ticket_that_is_lost_keeps_waiters_for_longer_than_its_lease() {
+        for (late, is_fine) in [(LEASE + 1_000_000, true), (LEASE + 1_000_001, false)] {
+            let mut run = Example::default();
+            run.forget(LOCK, 1, 0, 100).until(LEASE).lose_ticket(10);
+            run.wait(LOCK, 2, 5, LEASE + late..LEASE + late + 10, 200);
+            if is_fine {
+                run.is_fine();
+            } else {
+                run.breaks(I5);
+            }
+        }
+    }
+
+    #[test]
+    fn i5_a_waiter_waits_long_after_the_end_of_what_was_handed_over() {
+        for (waits, is_fine) in [(100_000, true), (100_001, false)] {
+            let mut run = Example::default();
+            run.forget(LOCK, 1, 0, 100).hand_over(LOCK, 10, 3, 200_000, 400_000..500_000, 100);
+            run.wait(LOCK, 2, 5, 500_000 + waits..600_001, 200);
             if is_fine {
                 run.is_fine();
             } else {

@@ -2,17 +2,18 @@
 //!
 //! | file | rule |
 //! |---|---|
-//! | `exclusion` | **I1** No more is held at once than the limit. Held is what a client believes to hold: from the return of its request until its release is invoked or its loss is told, or until the client dies or is stopped |
+//! | `exclusion`, `breaks` | **I1** No more is held at once than the limit. Held is what a client believes to hold: from the return of its request until its release is invoked or its loss is told, or until the client dies or is stopped. What was handed over by a ticket is held until somebody asks to go on. What was released by force holds with the smaller token for as long as nobody has told it |
 //! | `tokens` | **I2** Tokens increase in the order of grants, and none is issued twice |
 //! | `data` | **I3** Data that checks tokens loses no change and accepts no smaller token |
-//! | `loss` | **I4** A loss is told within 50 ms of the deadline |
-//! | `liveness` | **I5** Whoever waits is served 100 ms after a release, and a lease and a second after anything worse |
+//! | `loss`, `breaks` | **I4** A loss is told within 50 ms of the deadline, and a release by force by the next renewal |
+//! | `liveness`, `together` | **I5** Whoever waits is served 100 ms after a release, and a lease and a second after anything worse |
 //! | `remains` | **I6** Nothing is left |
 //! | `order` | **I7** Grants follow the order of arrival |
 //! | `herd` | **I8** A hand-over costs the same for any number of waiters |
 //!
 //! Each rule is one pass over what is sorted by time or token, so a million operations are judged within seconds.
 
+mod breaks;
 mod data;
 mod exclusion;
 mod herd;
@@ -20,12 +21,15 @@ mod liveness;
 mod loss;
 mod order;
 mod remains;
+mod together;
 mod tokens;
 
 use std::collections::BTreeMap;
 use std::fmt;
 
-use crate::history::{Effect, History, Micros, Operation};
+use breaks::Breaks;
+
+use crate::history::{Effect, History, HoldId, Micros, Operation};
 
 /// A promise.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -126,13 +130,17 @@ impl Verdict {
             ..Self::default()
         };
         let by_site = by_site(history);
-        for (site, operations) in history.sites.iter().zip(&by_site) {
-            let held = holds(history, operations, bounds);
-            exclusion::judge(history, site, &held, &mut verdict);
-            tokens::judge(history, site, operations, &mut verdict);
-            liveness::judge(history, site, operations, &held, bounds, &mut verdict);
+        let held: Vec<_> = by_site.iter().map(|operations| holds(history, operations, bounds)).collect();
+        for (index, (operations, held)) in by_site.iter().zip(&held).enumerate() {
+            let site = &history.sites[index];
+            let breaks = Breaks::of(history, index, operations);
+            exclusion::judge(history, site, held, &breaks, &mut verdict);
+            breaks.judge(history, held, bounds, &mut verdict);
+            tokens::judge(history, site, operations, &breaks, &mut verdict);
+            liveness::judge(history, site, operations, held, bounds, &mut verdict);
             order::judge(history, site, operations, bounds, &mut verdict);
         }
+        together::judge(history, &held, bounds, &mut verdict);
         data::judge(history, &mut verdict);
         loss::judge(history, bounds, &mut verdict);
         remains::judge(history, bounds, &mut verdict);
@@ -183,12 +191,18 @@ struct Hold<'a> {
     from: Micros,
     to: Micros,
     end: End,
+    /// When it was asked for; if it continues another one, when that was.
+    asked: Micros,
+    /// Until when nobody else can be granted the same: by a ticket, somebody else may go on.
+    reserved: Micros,
 }
 
 /// Why a hold has ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum End {
     Released,
+    /// By a ticket, by which somebody goes on.
+    HandedOver,
     Lost,
     /// The client died.
     Died,
@@ -199,16 +213,67 @@ enum End {
 /// The holds of these operations, by the time of their grants.
 fn holds<'a>(history: &History, operations: &[&'a Operation], bounds: &Bounds) -> Vec<Hold<'a>> {
     let clients = Clients::of(history);
+    let successions = Successions::of(operations);
     let mut holds: Vec<_> = operations
         .iter()
         .filter_map(|operation| {
             let (from, _) = operation.granted()?;
             let (to, end) = clients.end_of(operation, history.end, bounds);
-            Some(Hold { operation, from, to: to.max(from), end })
+            let (to, asked) = (to.max(from), successions.asked(operation));
+            let hold = Hold { operation, from, to, end, asked, reserved: to };
+            let is_handed_over = end == End::Released && operation.is_handed_over;
+            Some(if is_handed_over {
+                successions.hand_over(hold, history.sites[operation.request.site].lease)
+            } else {
+                hold
+            })
         })
         .collect();
     holds.sort_by_key(|hold| (hold.from, hold.operation.id));
     holds
+}
+
+/// Which holds go on in others.
+struct Successions<'a> {
+    /// By the hold that goes on.
+    next: BTreeMap<HoldId, &'a Operation>,
+    /// By that in which it goes on.
+    last: BTreeMap<HoldId, &'a Operation>,
+}
+
+impl<'a> Successions<'a> {
+    fn of(operations: &[&'a Operation]) -> Self {
+        let continuing = operations.iter().filter_map(|one| Some((one.request.continues?, *one)));
+        let next: BTreeMap<_, _> = continuing.collect();
+        let continued = operations.iter().filter_map(|one| Some((next.get(&one.id)?.id, *one)));
+        let last = continued.collect();
+        Self { next, last }
+    }
+
+    fn asked(&self, operation: &Operation) -> Micros {
+        let (mut id, mut asked) = (operation.id, operation.asked);
+        while let Some(last) = self.last.get(&id) {
+            (id, asked) = (last.id, last.asked);
+        }
+        asked
+    }
+
+    /// What was handed over is held until somebody asks to go on, and nobody else can have it until that is granted.
+    /// If it never is, the lease ends by itself: if the store was asked, a lease later.
+    fn hand_over<'b>(&self, hold: Hold<'b>, lease: Micros) -> Hold<'b> {
+        let next = self.next.get(&hold.operation.id);
+        match next.and_then(|next| Some((next.asked, next.granted()?.0))) {
+            Some((asked, granted)) => {
+                let to = hold.to.max(asked);
+                Hold { to, reserved: to.max(granted), end: End::HandedOver, ..hold }
+            }
+            None => {
+                let asked = next.map(|next| next.returned.map_or(next.asked, |(at, _)| at) + lease);
+                let reserved = [hold.operation.until, asked].into_iter().flatten().fold(hold.to, Micros::max);
+                Hold { reserved, end: End::Lost, ..hold }
+            }
+        }
+    }
 }
 
 /// When clients were stopped and killed.
@@ -236,10 +301,22 @@ impl Clients {
                         _ => pauses.push((fault.began, fault.ended)),
                     }
                 }
-                Effect::Delays | Effect::Refuses | Effect::Forgets => {}
+                Effect::Delays
+                | Effect::Refuses
+                | Effect::Forgets
+                | Effect::Breaks { .. }
+                | Effect::Resizes { .. }
+                | Effect::Nothing => {}
             }
         }
         clients
+    }
+
+    /// Until when an operation has waited: a client that has died waits no longer.
+    fn left(&self, operation: &Operation, last: Micros) -> Micros {
+        let died = self.killed.get(&operation.request.client).copied();
+        let answered = operation.returned.map(|(at, _)| at);
+        [answered, died].into_iter().flatten().min().unwrap_or(last).max(operation.asked)
     }
 
     /// Until when an operation's client believes to hold.

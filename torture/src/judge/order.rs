@@ -71,6 +71,10 @@ fn changes(history: &History, operations: &[&Operation]) -> Vec<(Micros, Change,
     let clients = super::Clients::of(history);
     let mut changes = Vec::with_capacity(2 * operations.len());
     for (index, operation) in operations.iter().enumerate() {
+        // It asks for one after another, so it has not asked for all of them by then; or it is granted nothing new.
+        if operation.request.together.is_some() || operation.request.continues.is_some() {
+            continue;
+        }
         // Of those that do not wait, and are refused, nothing was promised.
         changes.push((operation.asked, Change::Asks, index));
         let died = clients.killed.get(&operation.request.client).copied().unwrap_or(Micros::MAX);
@@ -113,7 +117,10 @@ struct Troubles(Vec<(Micros, Micros)>);
 impl Troubles {
     fn of(history: &History, lease: Micros) -> Self {
         let mut latest = 0;
-        let harmful = history.faults.iter().filter(|fault| !matches!(fault.effect, Effect::Kills { .. }));
+        let harmful = history
+            .faults
+            .iter()
+            .filter(|fault| !matches!(fault.effect, Effect::Kills { .. }) && fault.effect.is_fault());
         Self(
             harmful
                 .map(|fault| {
@@ -195,6 +202,18 @@ mod tests {
                 run.breaks(I7);
             }
         }
+    }
+
+    #[test]
+    fn i7_who_asks_for_several_has_no_place_yet_and_the_others_keep_theirs() {
+        let mut run = Example::default();
+        run.hold(LOCK, 1, 0..2 * LONG, 100);
+        run.wait(LOCK, 2, LONG, 2 * LONG + 1..2 * LONG + 2, 200);
+        run.wait_together(&[LOCK, LOCK + 1], 3, 1, 2 * LONG + 3..2 * LONG + 4, 300);
+        run.is_fine();
+        run.wait(LOCK, 4, LONG + 1, 2 * LONG + 5..2 * LONG + 6, 400);
+        run.wait(LOCK, 5, 1, 2 * LONG + 7..2 * LONG + 8, 500);
+        run.breaks(I7);
     }
 
     #[test]

@@ -2,24 +2,33 @@
 //!
 //! A grant happened between its request and its return. Tokens show an order of grants; it is possible if every grant
 //! can have happened after those with smaller tokens. For a lock it is known more exactly: what is returned later was
-//! also granted later, because both are held, one after the other. (Unless the store has forgotten one of them, or a client
-//! was stopped before it could return.)
+//! also granted later, because both are held, one after the other. (Unless the store has forgotten one of them, one was
+//! released by force, or a client was stopped before it could return.)
+
+use std::collections::HashMap;
 
 use super::exclusion::Excuses;
-use super::{Clients, Rule, TOLD, Verdict, is_same_owner, words};
+use super::{Breaks, Clients, Rule, TOLD, Verdict, is_same_owner, words};
 use crate::history::{History, HoldId, Micros, Operation, Order, Site};
 
-pub(super) fn judge(history: &History, site: &Site, operations: &[&Operation], verdict: &mut Verdict) {
+pub(super) fn judge(
+    history: &History,
+    site: &Site,
+    operations: &[&Operation],
+    breaks: &Breaks<'_>,
+    verdict: &mut Verdict,
+) {
     let mut granted: Vec<Grant<'_>> =
         operations.iter().filter_map(|operation| Grant::of(operation)).collect();
-    if is_lock(site) {
-        sharpen(history, site, &mut granted);
+    if site.is_lock() {
+        sharpen(history, site, breaks, &mut granted);
     }
     granted.sort_by_key(|grant| (grant.token, grant.returned));
     check_nested(history, site, &granted, verdict);
+    check_continued(&granted, verdict);
     check_twice(&granted, verdict);
     if site.ordered_tokens {
-        check_order(&ordered_by_the_store(history, site, granted), verdict);
+        check_order(&ordered_by_the_store(history, site, breaks, granted), verdict);
     }
 }
 
@@ -38,11 +47,7 @@ impl<'a> Grant<'a> {
     }
 }
 
-fn is_lock(site: &Site) -> bool {
-    site.limits.iter().all(|(_, limit)| *limit == 1)
-}
-
-fn sharpen(history: &History, site: &Site, granted: &mut [Grant<'_>]) {
+fn sharpen(history: &History, site: &Site, breaks: &Breaks<'_>, granted: &mut [Grant<'_>]) {
     let excuses = Excuses::of(history, site.lease);
     granted.sort_by_key(|grant| grant.returned);
     let clients = Clients::of(history);
@@ -57,19 +62,25 @@ fn sharpen(history: &History, site: &Site, granted: &mut [Grant<'_>]) {
         if let Some(last) = last.filter(|last| !is_same_owner(last.operation, grant.operation)) {
             floor = if last.returned < grant.returned { last.returned + 1 } else { floor };
         }
-        if !excuses.touch(grant.earliest, grant.returned) {
+        if !excuses.touch(grant.earliest, grant.returned) && !breaks.touch(grant.earliest, grant.returned) {
             grant.earliest = grant.earliest.max(floor);
         }
         last = Some(grant);
     }
 }
 
-/// Those that the store has ordered. A client does not know at once that the store has forgotten its lease, and passes
+/// Those that the store has ordered. A client does not know at once that the store has no longer its lease, and passes
 /// it on for a moment, under tokens that were its own before somebody else had greater ones.
-fn ordered_by_the_store<'a>(history: &History, site: &Site, mut granted: Vec<Grant<'a>>) -> Vec<Grant<'a>> {
+fn ordered_by_the_store<'a>(
+    history: &History,
+    site: &Site,
+    breaks: &Breaks<'_>,
+    mut granted: Vec<Grant<'a>>,
+) -> Vec<Grant<'a>> {
     if site.order == Order::WithinClients {
         let excuses = Excuses::of(history, site.lease);
-        granted.retain(|grant| !excuses.cover(grant.returned));
+        granted
+            .retain(|grant| !excuses.cover(grant.returned) && !breaks.touch(grant.returned, grant.returned));
     }
     granted
 }
@@ -93,11 +104,26 @@ fn check_nested(history: &History, site: &Site, granted: &[Grant<'_>], verdict: 
     }
 }
 
-/// Only the holds of one owner have the same token.
+/// A hold that continues another one has its token.
+fn check_continued(granted: &[Grant<'_>], verdict: &mut Verdict) {
+    let tokens: HashMap<HoldId, u64> =
+        granted.iter().map(|grant| (grant.operation.id, grant.token)).collect();
+    for grant in granted {
+        let Some(last) = grant.operation.request.continues else { continue };
+        let token = tokens.get(&last);
+        if token != Some(&grant.token) {
+            let what = format!("{} continues hold {last}, under token {token:?}", words(grant.operation));
+            verdict.broken(Rule::I2, grant.returned, what);
+        }
+    }
+}
+
+/// Only the holds of one owner have the same token, and one that continues another one.
 fn check_twice(by_token: &[Grant<'_>], verdict: &mut Verdict) {
     for pair in by_token.windows(2) {
         let [one, other] = pair else { continue };
-        if one.token == other.token && !is_same_owner(one.operation, other.operation) {
+        let goes_on = other.operation.request.continues == Some(one.operation.id);
+        if one.token == other.token && !goes_on && !is_same_owner(one.operation, other.operation) {
             let what = format!("{} after {}", words(other.operation), words(one.operation));
             verdict.broken(Rule::I2, other.returned, what);
         }
@@ -212,6 +238,27 @@ mod tests {
         run.hold_as(OWNED, 1, 7, 0..10, 100).hold_as(OWNED, 2, 7, 5..15, 100);
         run.is_fine();
         run.hold_as(OWNED, 3, 8, 15..20, 100);
+        run.breaks(I2);
+    }
+
+    #[test]
+    fn i2_a_hold_that_was_handed_over_goes_on_under_another_token() {
+        for (token, is_fine) in [(100, true), (101, false)] {
+            let mut run = Example::default();
+            run.forget(LOCK, 1, 0, 100).hand_over(LOCK, 5, 2, 6, 8..20, token);
+            if is_fine {
+                run.is_fine();
+            } else {
+                run.breaks(I2);
+            }
+        }
+    }
+
+    #[test]
+    fn i2_somebody_else_has_the_token_of_what_was_handed_over() {
+        let mut run = Example::default();
+        run.forget(LOCK, 1, 0, 100).hand_over(LOCK, 5, 2, 6, 8..20, 100);
+        run.hold(LOCK, 3, 30..40, 100);
         run.breaks(I2);
     }
 

@@ -134,7 +134,7 @@ impl Page<'_> {
                 Some((_, Err(Refusal::Busy))) => counts[2] += 1,
                 Some((_, Err(Refusal::TimedOut))) => counts[3] += 1,
                 Some((_, Err(Refusal::Dropped))) => counts[4] += 1,
-                Some((_, Err(Refusal::Failed))) => counts[5] += 1,
+                Some((_, Err(Refusal::Failed | Refusal::Lost))) => counts[5] += 1,
                 None => {}
             }
             counts[6] += usize::from(operation.lost.is_some());

@@ -1,4 +1,4 @@
-//! What can go wrong: with workers, with the network, and with the servers of a store.
+//! What can go wrong: with workers, with the network, and with the servers of a store; and what operators do.
 
 use leasehold_torture::history::Effect;
 
@@ -28,6 +28,10 @@ pub(crate) enum Fault {
     Slow,
     /// The same for a lease, of which it takes a sixteenth; then everything is held.
     SlowThenHold,
+    /// An operator releases by force what is held.
+    ForceRelease,
+    /// An operator changes the limit of a semaphore.
+    Resize,
     /// Something is the matter with a server.
     Server(ServerFault),
 }
@@ -103,6 +107,8 @@ impl Fault {
             Self::CutAnswer => "a worker's answer is cut".to_owned(),
             Self::Slow => "a worker's answers are late".to_owned(),
             Self::SlowThenHold => "a worker's answers are late, and then its line is held".to_owned(),
+            Self::ForceRelease => "an operator releases by force".to_owned(),
+            Self::Resize => "an operator changes a limit".to_owned(),
             Self::Server(fault) => fault.name().to_owned(),
         }
     }
@@ -110,7 +116,12 @@ impl Fault {
     /// Whether it ends the moment it begins.
     pub(crate) const fn is_instant(self) -> bool {
         match self {
-            Self::KillWorker | Self::Cut | Self::CutRequest | Self::CutAnswer => true,
+            Self::KillWorker
+            | Self::Cut
+            | Self::CutRequest
+            | Self::CutAnswer
+            | Self::ForceRelease
+            | Self::Resize => true,
             Self::Server(fault) => fault.is_instant(),
             _ => false,
         }
@@ -118,12 +129,13 @@ impl Fault {
 
     /// Whether it concerns one worker and no other.
     pub(crate) const fn is_of_worker(self) -> bool {
-        !matches!(self, Self::Partition(_) | Self::Server(_))
+        !matches!(self, Self::Partition(_) | Self::ForceRelease | Self::Resize | Self::Server(_))
     }
 
     pub(crate) fn is_on(self, store: Store) -> bool {
         match self {
-            Self::StopWorker | Self::KillWorker => true,
+            Self::StopWorker | Self::KillWorker | Self::ForceRelease => true,
+            Self::Resize => store.has_semaphores(),
             Self::HoldTraffic(..) | Self::Slow | Self::SlowThenHold => {
                 matches!(store, Store::Redis | Store::Redlock)
             }

@@ -30,6 +30,7 @@ pub(crate) struct Plan {
     pub(crate) tasks: usize,
     pub(crate) long: u64,
     pub(crate) has_semaphores: bool,
+    pub(crate) has_other_runtimes: bool,
     pub(crate) planted: Option<Planted>,
 }
 
@@ -73,7 +74,19 @@ impl Fleet {
     }
 
     fn args(&self, client: u32, url: &str, log: &Path) -> Vec<OsString> {
-        let Plan { register, seed, end, lease, each, tasks, long, has_semaphores, planted, .. } = &self.plan;
+        let Plan {
+            register,
+            seed,
+            end,
+            lease,
+            each,
+            tasks,
+            long,
+            has_semaphores,
+            has_other_runtimes,
+            planted,
+            ..
+        } = &self.plan;
         let lease = lease.as_millis();
         let mut args: Vec<OsString> = ["worker", "--url", url, "--log"].map(OsString::from).to_vec();
         args.push(log.into());
@@ -82,6 +95,7 @@ impl Fleet {
         );
         args.extend(more.split(' ').map(OsString::from));
         args.extend(has_semaphores.then(|| "--semaphores".into()));
+        args.extend(has_other_runtimes.then(|| "--other-runtimes".into()));
         if let Some(planted) = planted {
             args.extend(["--planted".into(), planted.name().into()]);
         }

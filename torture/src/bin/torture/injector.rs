@@ -9,8 +9,10 @@ use tokio::time::sleep;
 use crate::clock::now;
 use crate::fault::Fault;
 use crate::fleet::Fleet;
+use crate::operator;
 use crate::schedule::{Chosen, Schedule, Scheduled};
 use crate::servers::{Server, Strike};
+use crate::sites::Taken;
 use crate::store::{Store, is_back};
 use crate::support::Direction;
 
@@ -24,6 +26,8 @@ pub(crate) struct Injector<'a> {
     pub(crate) store: Store,
     pub(crate) schedule: Schedule<'a>,
     pub(crate) lease: Duration,
+    /// What is held.
+    pub(crate) sites: &'a [Taken],
     /// Which of them are caused; the others only take their time.
     pub(crate) chosen: Option<&'a Chosen>,
     /// Nothing is printed.
@@ -74,9 +78,10 @@ impl Injector<'_> {
         let Scheduled { number, fault, lasts, worker, which, .. } = *scheduled;
         let client = fleet.client(worker);
         let began = now();
-        Hit { fault, lasts, worker, which, lease: self.lease }.cause(server, fleet).await?;
+        let hit = Hit { fault, lasts, worker, which, lease: self.lease, sites: self.sites };
+        let found = hit.cause(server, fleet).await?;
         let what = fault.name();
-        let effect = match fault.effect(self.store, client) {
+        let effect = match found.unwrap_or(fault.effect(self.store, client)) {
             Effect::Forgets if self.is_secret => Effect::Delays,
             effect => effect,
         };
@@ -92,19 +97,20 @@ impl Injector<'_> {
 }
 
 /// One time that a fault hits.
-struct Hit {
+struct Hit<'a> {
     fault: Fault,
     lasts: Duration,
     worker: usize,
     /// A random number: which of several servers, and the like.
     which: usize,
     lease: Duration,
+    sites: &'a [Taken],
 }
 
-impl Hit {
-    /// From its beginning to its end.
-    async fn cause(&self, server: &mut dyn Server, fleet: &mut Fleet) -> Result<(), String> {
-        let Self { fault, lasts, worker, which, lease } = *self;
+impl Hit<'_> {
+    /// From its beginning to its end. Its effect, if that depends on what it has found.
+    async fn cause(&self, server: &mut dyn Server, fleet: &mut Fleet) -> Result<Option<Effect>, String> {
+        let Self { fault, lasts, worker, which, lease, sites } = *self;
         match fault {
             Fault::StopWorker => block_in_place(|| fleet.pause(worker)),
             Fault::KillWorker => block_in_place(|| fleet.replace(worker))?,
@@ -115,6 +121,8 @@ impl Hit {
             Fault::Cut => fleet.line(worker).cut(),
             Fault::CutRequest => fleet.line(worker).cut_after(true, which % BYTES),
             Fault::CutAnswer => fleet.line(worker).cut_after(false, which % BYTES),
+            Fault::ForceRelease => return operator::release_by_force(server, sites, which).await.map(Some),
+            Fault::Resize => return operator::resize(server, sites, which).await.map(Some),
             Fault::Slow => fleet.line(worker).delay(SLOW),
             Fault::SlowThenHold => {
                 fleet.line(worker).delay(lease / 16);
@@ -142,6 +150,6 @@ impl Hit {
             }
             _ => {}
         }
-        Ok(())
+        Ok(None)
     }
 }

@@ -5,18 +5,19 @@ use std::collections::BTreeMap;
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Write};
 use std::path::Path;
+use std::sync::Arc;
 
 use leasehold_torture::history::{Event, HoldId, Micros, What};
 
 use crate::clock::now;
 
 /// The log of this process.
-#[derive(Debug)]
-pub(crate) struct Log(File);
+#[derive(Clone, Debug)]
+pub(crate) struct Log(Arc<File>);
 
 impl Log {
     pub(crate) fn create(path: &Path) -> io::Result<Self> {
-        Ok(Self(OpenOptions::new().create_new(true).append(true).open(path)?))
+        Ok(Self(Arc::new(OpenOptions::new().create_new(true).append(true).open(path)?)))
     }
 
     /// Something happened just now, or is about to.
@@ -46,7 +47,7 @@ impl Log {
 
     /// In one call, so that it is there whole or not at all.
     fn line(&self, line: &str) {
-        let written = (&self.0).write_all(format!("{line}\n").as_bytes());
+        let written = (&*self.0).write_all(format!("{line}\n").as_bytes());
         written.expect("the file of events is writable");
     }
 }

@@ -27,6 +27,7 @@ mod guarantees;
 mod injector;
 mod line;
 mod log;
+mod operator;
 mod register;
 mod report;
 mod run;

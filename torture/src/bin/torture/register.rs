@@ -1,14 +1,15 @@
 //! The data that the locks protect: numbers, kept by the harness, which no fault reaches. One number of each pair checks
-//! tokens, at the read and at the write, and the other one does not.
+//! tokens, at the read and at the write, and the other one does not. It also passes messages on: each to one worker, of
+//! all that collect them.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, VecDeque};
 use std::io;
 use std::net::Ipv4Addr;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use leasehold::{Fence, FencingToken};
 use leasehold_torture::history::Write;
-use tokio::io::{AsyncBufReadExt, AsyncWriteExt, BufReader};
+use tokio::io::{AsyncBufReadExt, AsyncWriteExt, BufReader, Lines};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::{mpsc, oneshot};
 use tokio::task::JoinHandle;
@@ -61,6 +62,34 @@ impl Data {
     }
 }
 
+/// What those receive that collect messages.
+#[derive(Debug, Default)]
+struct Post(Mutex<VecDeque<mpsc::UnboundedSender<String>>>);
+
+impl Post {
+    fn collectors(&self) -> MutexGuard<'_, VecDeque<mpsc::UnboundedSender<String>>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn collect(&self) -> mpsc::UnboundedReceiver<String> {
+        let (to, messages) = mpsc::unbounded_channel();
+        self.collectors().push_back(to);
+        messages
+    }
+
+    /// To one after another; to nobody, if there is nobody.
+    fn send(&self, message: &str) {
+        let mut collectors = self.collectors();
+        while let Some(to) = collectors.pop_front() {
+            // Those that are gone are forgotten.
+            if to.send(message.to_owned()).is_ok() {
+                collectors.push_back(to);
+                break;
+            }
+        }
+    }
+}
+
 /// The data, on a port of this machine.
 #[derive(Debug)]
 pub(crate) struct Register {
@@ -74,7 +103,7 @@ impl Register {
         let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).await?;
         let port = listener.local_addr()?.port();
         let data = Arc::new(Mutex::new(Data { trusts_everybody, ..Data::default() }));
-        let serving = tokio::spawn(serve(listener, Arc::clone(&data)));
+        let serving = tokio::spawn(serve(listener, Arc::clone(&data), Arc::default()));
         Ok(Self { port, data, serving })
     }
 
@@ -94,14 +123,21 @@ impl Drop for Register {
     }
 }
 
-async fn serve(listener: TcpListener, data: Arc<Mutex<Data>>) {
+async fn serve(listener: TcpListener, data: Arc<Mutex<Data>>, post: Arc<Post>) {
     while let Ok((connection, _)) = listener.accept().await {
-        let data = Arc::clone(&data);
+        let (data, post) = (Arc::clone(&data), Arc::clone(&post));
         tokio::spawn(async move {
             let mut connection = BufReader::new(connection);
             let mut line = String::new();
             while connection.read_line(&mut line).await.is_ok_and(|read| read > 0) {
-                let answer = data.lock().unwrap_or_else(PoisonError::into_inner).answer(line.trim_end());
+                let answer = match line.trim_end().split_once(' ') {
+                    None if line == COLLECT => return deliver(connection, post.collect()).await,
+                    Some(("post", message)) => {
+                        post.send(message);
+                        Some("0".to_owned())
+                    }
+                    _ => data.lock().unwrap_or_else(PoisonError::into_inner).answer(line.trim_end()),
+                };
                 let Some(answer) = answer else { break };
                 if connection.write_all(format!("{answer}\n").as_bytes()).await.is_err() {
                     break;
@@ -109,6 +145,41 @@ async fn serve(listener: TcpListener, data: Arc<Mutex<Data>>) {
                 line.clear();
             }
         });
+    }
+}
+
+/// A worker collects messages from now on.
+const COLLECT: &str = "collect\n";
+
+/// Until the worker is gone.
+async fn deliver(mut connection: BufReader<TcpStream>, mut messages: mpsc::UnboundedReceiver<String>) {
+    let mut nothing = String::new();
+    loop {
+        let message = tokio::select! {
+            // It says nothing more until it closes the connection.
+            _ = connection.read_line(&mut nothing) => return,
+            Some(message) = messages.recv() => message,
+        };
+        if connection.write_all(format!("{message}\n").as_bytes()).await.is_err() {
+            return;
+        }
+    }
+}
+
+/// The messages that a worker collects.
+#[derive(Debug)]
+pub(crate) struct Collected(Lines<BufReader<TcpStream>>);
+
+impl Collected {
+    pub(crate) async fn connect(port: u16) -> io::Result<Self> {
+        let mut connection = BufReader::new(TcpStream::connect((Ipv4Addr::LOCALHOST, port)).await?);
+        connection.write_all(COLLECT.as_bytes()).await?;
+        Ok(Self(connection.lines()))
+    }
+
+    /// The next one, if the harness is still there. Cancel safe.
+    pub(crate) async fn next(&mut self) -> io::Result<Option<String>> {
+        self.0.next_line().await
     }
 }
 
@@ -142,6 +213,11 @@ impl Registered {
     pub(crate) async fn write(&self, data: usize, is_fenced: bool, token: u64, read: u64) {
         let value = read + 1;
         self.ask(format!("write {data} {} {token} {read} {value}\n", u8::from(is_fenced))).await;
+    }
+
+    /// Sends a message to one of those that collect them.
+    pub(crate) async fn post(&self, message: &str) {
+        self.ask(format!("post {message}\n")).await;
     }
 
     async fn ask(&self, request: String) -> Option<u64> {

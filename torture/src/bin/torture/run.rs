@@ -54,9 +54,10 @@ pub(crate) struct Options {
     /// How many tasks of each worker ask for each of them.
     #[arg(long, default_value_t = 2)]
     pub(crate) tasks: usize,
-    /// One of how many sections takes longer than a lease. Those of owners do so five times as often.
-    #[arg(long, default_value_t = 500, value_parser = clap::value_parser!(u64).range(1..))]
-    pub(crate) long: u64,
+    /// One of how many sections takes longer than a lease; 500 by default, and fewer where the scenario needs it. Those of owners do
+    /// so five times as often.
+    #[arg(long, value_parser = clap::value_parser!(u64).range(1..))]
+    pub(crate) long: Option<u64>,
     /// Of all leases, in milliseconds; a second by default, and two on etcd.
     #[arg(long)]
     pub(crate) lease: Option<u64>,
@@ -85,6 +86,10 @@ impl Options {
         self.lease.map_or(self.store.lease(), Duration::from_millis)
     }
 
+    fn long(&self) -> u64 {
+        self.long.unwrap_or(self.scenario.long)
+    }
+
     /// The last fault ends so long before the end, so that everybody is served by then.
     pub(crate) fn ending(&self) -> Duration {
         4 * self.lease()
@@ -102,7 +107,8 @@ impl Options {
 
     /// What repeats this run.
     pub(crate) fn command(&self) -> String {
-        let Self { store, scenario, seed, seconds, workers, each, tasks, long, slack, .. } = self;
+        let Self { store, scenario, seed, seconds, workers, each, tasks, slack, .. } = self;
+        let long = self.long();
         let mut command = format!(
             "torture --store {} --scenario {} --seed {seed} --seconds {seconds} --workers {workers} --each {each} \
              --tasks {tasks} --long {long} --lease {} --slack {slack}",
@@ -128,8 +134,9 @@ impl Options {
             lease: self.lease(),
             each: self.each,
             tasks: self.tasks,
-            long: self.long,
+            long: self.long(),
             has_semaphores: self.store.has_semaphores(),
+            has_other_runtimes: self.scenario.has_other_runtimes,
             planted: self.planted,
         }
     }
@@ -208,12 +215,20 @@ pub(crate) async fn attempt(
     let end = now() + micros(Duration::from_secs(options.seconds));
     let plan = options.plan(register.port(), directory, end);
     let taken = sites::all(plan.has_semaphores, lease, plan.each);
+    let sites = &taken[..];
     let mut fleet = Fleet::start(plan, options.workers, &*server).await?;
     tokio::time::sleep(BEGINNING).await;
     let schedule = Schedule::of(scenario, &possible, lease, options.workers, *seed);
     let is_secret = options.planted == Some(Planted::SecretFlush);
-    let injector =
-        Injector { store: *store, schedule, lease, chosen: options.faults.as_ref(), is_quiet, is_secret };
+    let injector = Injector {
+        store: *store,
+        schedule,
+        lease,
+        sites,
+        chosen: options.faults.as_ref(),
+        is_quiet,
+        is_secret,
+    };
     let last = end.saturating_sub(micros(options.ending()));
     let injected = injector.run(&mut *server, &mut fleet, last).await?;
     fleet.finish().await?;

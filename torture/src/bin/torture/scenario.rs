@@ -21,6 +21,10 @@ pub(crate) struct Scenario {
     pub(crate) lasts: &'static [(u64, u64)],
     /// From the end of one fault to the next one, in milliseconds.
     pub(crate) calm: (u64, u64),
+    /// One of how many sections takes longer than a lease.
+    pub(crate) long: u64,
+    /// Whether clients are also used from other runtimes, which end, and from threads that are blocked.
+    pub(crate) has_other_runtimes: bool,
     /// Whether the server keeps everything on disk.
     pub(crate) is_on_disk: bool,
 }
@@ -31,8 +35,16 @@ const TWO_LEASES: &[(u64, u64)] = &[(20, 26)];
 const SHORT_CALM: (u64, u64) = (100, 1_500);
 const CALM: (u64, u64) = (1_000, 2_500);
 
-const PLAIN: Scenario =
-    Scenario { name: "", holds: "I1 to I7", faults: &[], lasts: ANY, calm: CALM, is_on_disk: true };
+const PLAIN: Scenario = Scenario {
+    name: "",
+    holds: "I1 to I7",
+    faults: &[],
+    lasts: ANY,
+    calm: CALM,
+    long: 500,
+    has_other_runtimes: false,
+    is_on_disk: true,
+};
 
 const WAITS: &str = "I1 to I7: nobody who waits is told of it";
 const FORGETS: &str = "I2 to I7; I1 not until a lease after it, which is counted";
@@ -200,6 +212,28 @@ pub(crate) const ALL: &[Scenario] = &[
         holds: "I1 to I7: what may have been done is found out, or undone",
         faults: &[Fault::CutRequest, Fault::CutAnswer],
         calm: SHORT_CALM,
+        ..PLAIN
+    },
+    Scenario {
+        name: "released-by-force",
+        holds: "I1 by tokens, I2 to I7: the holder is told, and until then the smaller token is refused",
+        faults: &[Fault::ForceRelease],
+        calm: (20, 300),
+        long: 20,
+        ..PLAIN
+    },
+    Scenario {
+        name: "resized",
+        holds: "I1 to I7, by the limits in force",
+        faults: &[Fault::Resize],
+        calm: (20, 300),
+        long: 50,
+        ..PLAIN
+    },
+    Scenario {
+        name: "other-runtimes",
+        holds: "I1 to I7: what ends with a runtime is given up, and a blocked thread loses nothing",
+        has_other_runtimes: true,
         ..PLAIN
     },
     one("no-room", WAITS, &[Fault::Server(ServerFault::NoRoom)]),

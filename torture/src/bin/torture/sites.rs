@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use leasehold_torture::history::{Order, Site};
+use leasehold_torture::history::{Limit, Order, Site};
 
 use crate::clock::micros;
 use crate::store::Store;
@@ -11,6 +11,8 @@ use crate::store::Store;
 pub(crate) const PERMITS: u32 = 2;
 /// How many readers a read/write lock could have; a writer counts as all of them.
 pub(crate) const READERS: u32 = 1_000;
+/// How many mutexes are locked at once, at most.
+pub(crate) const SEVERAL: usize = 3;
 /// Of a reentrant lock.
 pub(crate) const OWNERS: u32 = 3;
 
@@ -24,6 +26,8 @@ pub(crate) enum Kind {
     Counting,
     Fair,
     ReadWrite,
+    /// Mutexes that are also locked several at once, all of them or none.
+    Several,
 }
 
 /// One of them.
@@ -35,8 +39,15 @@ pub(crate) struct Taken {
 }
 
 impl Kind {
-    const ALL: [Self; 6] =
-        [Self::Mutex, Self::QueuedMutex, Self::Reentrant, Self::Counting, Self::Fair, Self::ReadWrite];
+    const ALL: [Self; 7] = [
+        Self::Mutex,
+        Self::QueuedMutex,
+        Self::Reentrant,
+        Self::Counting,
+        Self::Fair,
+        Self::ReadWrite,
+        Self::Several,
+    ];
 
     const fn name(self) -> &'static str {
         match self {
@@ -46,17 +57,23 @@ impl Kind {
             Self::Counting => "counting semaphore",
             Self::Fair => "fair semaphore",
             Self::ReadWrite => "read/write lock",
+            Self::Several => "one of several mutexes",
         }
     }
 
     /// What only needs locks at the store; the others are semaphores there.
-    const fn is_lock(self) -> bool {
-        matches!(self, Self::Mutex | Self::QueuedMutex | Self::Reentrant)
+    pub(crate) const fn is_lock(self) -> bool {
+        matches!(self, Self::Mutex | Self::QueuedMutex | Self::Reentrant | Self::Several)
+    }
+
+    /// Whether its limit can be changed.
+    pub(crate) const fn has_permits(self) -> bool {
+        matches!(self, Self::Counting | Self::Fair)
     }
 
     const fn limit(self) -> u32 {
         match self {
-            Self::Mutex | Self::QueuedMutex | Self::Reentrant => 1,
+            Self::Mutex | Self::QueuedMutex | Self::Reentrant | Self::Several => 1,
             Self::Counting | Self::Fair => PERMITS,
             Self::ReadWrite => READERS,
         }
@@ -64,7 +81,7 @@ impl Kind {
 
     const fn order(self) -> Order {
         match self {
-            Self::Mutex => Order::WithinClients,
+            Self::Mutex | Self::Several => Order::WithinClients,
             Self::QueuedMutex | Self::Reentrant | Self::Fair | Self::ReadWrite => Order::Arrival,
             Self::Counting => Order::Free,
         }
@@ -72,7 +89,12 @@ impl Kind {
 
     /// Whether a resource may rely on its tokens: no more than one has it at once.
     pub(crate) const fn is_exclusive(self) -> bool {
-        matches!(self, Self::Mutex | Self::QueuedMutex)
+        matches!(self, Self::Mutex | Self::QueuedMutex | Self::Several)
+    }
+
+    /// How many there are, if there are so many of the others.
+    fn count(self, each: usize) -> usize {
+        if self == Self::Several { each.max(SEVERAL) } else { each }
     }
 }
 
@@ -80,7 +102,9 @@ impl Kind {
 pub(crate) fn all(has_semaphores: bool, lease: Duration, each: usize) -> Vec<Taken> {
     let kinds = Kind::ALL.into_iter().filter(|kind| has_semaphores || kind.is_lock());
     kinds
-        .flat_map(|kind| (0..each).map(move |n| Taken { kind, name: format!("{} {n}", kind.name()), lease }))
+        .flat_map(|kind| {
+            (0..kind.count(each)).map(move |n| Taken { kind, name: format!("{} {n}", kind.name()), lease })
+        })
         .collect()
 }
 
@@ -88,7 +112,7 @@ pub(crate) fn all(has_semaphores: bool, lease: Duration, each: usize) -> Vec<Tak
 pub(crate) fn judged(all: &[Taken], store: Store) -> Vec<Site> {
     let site = |taken: &Taken| Site {
         name: taken.name.clone(),
-        limits: vec![(0, taken.kind.limit())],
+        limits: vec![Limit::always(taken.kind.limit())],
         lease: micros(taken.lease),
         order: taken.kind.order(),
         ordered_tokens: true,

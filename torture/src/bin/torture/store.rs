@@ -131,7 +131,7 @@ pub(crate) async fn remains(
 }
 
 /// A client without a line, as soon as the server takes one.
-async fn client(server: &dyn Server) -> Result<Client, leasehold::Error> {
+pub(crate) async fn client(server: &dyn Server) -> Result<Client, leasehold::Error> {
     let end = Instant::now() + BACK;
     loop {
         match Client::connect(&server.url()).await {

@@ -1,41 +1,48 @@
 //! A worker: one client of the store, in a process of its own, whose tasks take everything there is again and again, and
 //! write down what happens to them.
 
+mod beside;
+mod going_on;
+mod handle;
+mod lease;
+mod open;
+mod several;
+mod user;
+
 use std::fs;
-use std::future::pending;
 use std::io;
-use std::ops::Deref;
 use std::path::PathBuf;
-use std::pin::pin;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use clap::{Args, ValueEnum};
 use futures::future::join_all;
-use leasehold::{
-    Client, CountingSemaphore, DistMutex, Error, FairSemaphore, Guard, MutexOptions, ReentrantLock, RwLock,
-    SemaphoreOptions, WriteGuard,
-};
-use leasehold_torture::history::{Asked, HoldId, Micros, Refusal, What};
-use tokio::runtime::Handle as Runtime;
-use tokio::task::JoinSet;
+use leasehold::{Client, Error, MutexOptions};
+use leasehold_torture::history::{HoldId, Micros};
+use tokio::runtime::{Builder, Handle as Runtime, Runtime as OtherRuntime};
+use tokio::sync::oneshot;
+use tokio::task::spawn_blocking;
 use tokio::time::{Instant, sleep, timeout};
 
 use crate::clock::{micros, now};
 use crate::log::Log;
-use crate::random::Random;
 use crate::register::Registered;
-use crate::sites::{self, Kind, OWNERS, PERMITS, READERS, Taken};
+use crate::sites::{self, Taken};
+use beside::Beside;
+use handle::Held;
+use lease::LOOK;
+use user::User;
 
-/// How often a holder looks until when it holds.
-const LOOK: Duration = Duration::from_millis(10);
 /// How often a worker looks whether it runs at all.
 const BEAT: Duration = Duration::from_millis(4);
 /// What is later than that is written down: less than what a lease has in reserve for timers and scheduling.
 const LATE: Micros = 8_000;
 /// How long requests may take that were open at the end, when nothing goes wrong any more.
 const AFTERWARDS: Duration = Duration::from_secs(15);
+
+/// After which time a runtime ends on which a client lives.
+const MOVES: Duration = Duration::from_secs(2);
 
 /// What a worker is told by the harness.
 #[derive(Args, Clone, Debug)]
@@ -72,6 +79,9 @@ pub(crate) struct Orders {
     /// Whether the store has semaphores.
     #[arg(long)]
     pub(crate) semaphores: bool,
+    /// Whether it is also used from other runtimes.
+    #[arg(long)]
+    pub(crate) other_runtimes: bool,
     /// A mistake of this worker.
     #[arg(long)]
     pub(crate) planted: Option<Planted>,
@@ -109,6 +119,10 @@ struct Shared {
     sites: Vec<Taken>,
     /// How many requests there were.
     requests: AtomicU32,
+    /// What nobody will drop while the client is used. (What is leaked for good keeps its client for good.)
+    forgotten: Mutex<Vec<Held>>,
+    /// Where those are watched that others cannot watch.
+    runtime: Runtime,
 }
 
 impl Shared {
@@ -116,6 +130,10 @@ impl Shared {
     fn next_hold(&self) -> HoldId {
         let n = self.requests.fetch_add(1, Ordering::Relaxed);
         HoldId::from(self.orders.client) << 32 | HoldId::from(n)
+    }
+
+    fn forget(&self, held: Held) {
+        self.forgotten.lock().unwrap_or_else(PoisonError::into_inner).push(held);
     }
 
     fn has(&self, mistake: Planted) -> bool {
@@ -128,21 +146,43 @@ pub(crate) async fn work(orders: Orders) -> io::Result<()> {
     let log = Log::create(&orders.log)?;
     let register = Registered::connect(orders.register).await?;
     // What the first client of a process makes, it keeps: only what comes later must go again.
-    close(&connect(&orders, &log).await, &log).await;
+    first(&orders, &log).await?;
     let before = usage()?;
     log.uses(before.0, before.1);
-    let client = connect(&orders, &log).await;
+    let (client, home) = at_home(&orders, &log).await?;
     let sites = sites::all(orders.semaphores, Duration::from_millis(orders.lease), orders.each);
-    let shared = Shared { orders, client, register, log, sites, requests: AtomicU32::new(0) };
+    let shared = Shared {
+        orders,
+        client,
+        register,
+        log,
+        sites,
+        requests: AtomicU32::new(0),
+        forgotten: Mutex::default(),
+        runtime: Runtime::current(),
+    };
     let shared = Arc::new(shared);
     let heart = tokio::spawn(beat(Arc::clone(&shared)));
     let users =
         (0..shared.sites.len()).flat_map(|site| (0..shared.orders.tasks).map(move |task| (site, task)));
     let users: Vec<_> =
         users.map(|(site, task)| tokio::spawn(User::new(&shared, site, task).run())).collect();
+    let mut beside = Vec::new();
+    if shared.orders.other_runtimes {
+        beside = vec![Beside::guests(&shared).ended(), Beside::blocker(&shared).ended()];
+    }
+    let (end, ending) = oneshot::channel();
+    let receiving = tokio::spawn(going_on::receive(Arc::clone(&shared), ending));
+    let moving = tokio::spawn(end_later(home));
     let limit = Duration::from_micros(shared.orders.end.saturating_sub(now())) + AFTERWARDS;
     // What is not answered by then, the judge sees.
-    let Ok(ended) = timeout(limit, join_all(users)).await else { return Ok(()) };
+    let all = async { (join_all(users).await, join_all(beside).await) };
+    let Ok((ended, beside)) = timeout(limit, all).await else { return Ok(()) };
+    beside.into_iter().collect::<io::Result<()>>()?;
+    moving.await.map_err(io::Error::other)?;
+    // Nobody here sends letters any more. What comes from others, and is not read, ends by itself.
+    drop(end);
+    receiving.await.map_err(io::Error::other)??;
     for task in ended {
         task.map_err(io::Error::other)?.map_err(io::Error::other)?;
     }
@@ -151,12 +191,54 @@ pub(crate) async fn work(orders: Orders) -> io::Result<()> {
     let _ = heart.await;
     close(&shared.client, &shared.log).await;
     let shared = Arc::into_inner(shared).ok_or_else(|| io::Error::other("a task goes on"))?;
-    let Shared { client, log, register, .. } = shared;
-    drop(client);
+    let Shared { client, log, register, forgotten, .. } = shared;
+    drop((client, forgotten));
     let after = settled(before).await?;
     log.uses(after.0, after.1);
     drop(register);
     Ok(())
+}
+
+/// The first client of the process: it is used on a runtime that ends, so that it starts all the threads that clients have in
+/// common, and then closed.
+async fn first(orders: &Orders, log: &Log) -> io::Result<()> {
+    let (orders, noted) = (orders.clone(), log.clone());
+    let using = async move {
+        let client = connect(&orders, &noted).await;
+        let options = MutexOptions::new().ttl(Duration::from_millis(orders.lease));
+        let mutex = client.mutex_with(&format!("first of {}", orders.client), options)?;
+        match mutex.try_lock().await {
+            Ok(guard) => drop(guard),
+            Err(error) => noted.error("first request", &error),
+        }
+        Ok::<_, Error>(client)
+    };
+    let runtime = Builder::new_multi_thread().worker_threads(1).enable_all().build()?;
+    let client = runtime.spawn(using).await;
+    // It waits for its threads.
+    spawn_blocking(move || drop(runtime)).await.map_err(io::Error::other)?;
+    close(&client.map_err(io::Error::other)?.map_err(io::Error::other)?, log).await;
+    Ok(())
+}
+
+/// The client, and a runtime that ends in the middle of the run, where every other client lives until then.
+async fn at_home(orders: &Orders, log: &Log) -> io::Result<(Client, Option<OtherRuntime>)> {
+    if !orders.other_runtimes || orders.client.is_multiple_of(2) {
+        return Ok((connect(orders, log).await, None));
+    }
+    let runtime = Builder::new_multi_thread().worker_threads(1).enable_all().build()?;
+    let connecting = runtime.spawn({
+        let (orders, log) = (orders.clone(), log.clone());
+        async move { connect(&orders, &log).await }
+    });
+    Ok((connecting.await.map_err(io::Error::other)?, Some(runtime)))
+}
+
+/// After a while, a runtime ends on which a client lives.
+async fn end_later(home: Option<OtherRuntime>) {
+    let Some(runtime) = home else { return };
+    sleep(MOVES).await;
+    runtime.shutdown_background();
 }
 
 /// How long what a client leaves behind may take to go.
@@ -206,388 +288,4 @@ async fn beat(shared: Arc<Shared>) {
         }
         last = now;
     }
-}
-
-/// What is asked for.
-enum Handle {
-    Mutex(DistMutex),
-    Reentrant(ReentrantLock),
-    Counting(CountingSemaphore),
-    Fair(FairSemaphore, u32),
-    Read(RwLock),
-    Write(RwLock),
-}
-
-/// What is held.
-enum Held {
-    Guard(Guard),
-    Write(WriteGuard),
-}
-
-impl Deref for Held {
-    type Target = Guard;
-
-    fn deref(&self) -> &Guard {
-        match self {
-            Self::Guard(guard) => guard,
-            Self::Write(guard) => guard,
-        }
-    }
-}
-
-impl Held {
-    async fn release(self) -> Result<(), Error> {
-        match self {
-            Self::Guard(guard) => guard.release().await,
-            Self::Write(guard) => guard.release().await,
-        }
-    }
-
-    /// In two parts at the same time, if it is more than one permit.
-    fn split(self) -> (Self, Option<Guard>) {
-        match self {
-            Self::Guard(mut guard) => {
-                let part = guard.split(1);
-                (Self::Guard(guard), part)
-            }
-            whole => (whole, None),
-        }
-    }
-}
-
-impl Handle {
-    const fn permits(&self) -> u32 {
-        match self {
-            Self::Fair(_, permits) => *permits,
-            Self::Write(_) => READERS,
-            _ => 1,
-        }
-    }
-
-    async fn wait(&self) -> Result<Held, Error> {
-        match self {
-            Self::Mutex(mutex) => mutex.lock().await.map(Held::Guard),
-            Self::Reentrant(lock) => lock.lock().await.map(Held::Guard),
-            Self::Counting(semaphore) => semaphore.acquire().await.map(Held::Guard),
-            Self::Fair(semaphore, permits) => semaphore.acquire_many(*permits).await.map(Held::Guard),
-            Self::Read(lock) => lock.read().await.map(Held::Guard),
-            Self::Write(lock) => lock.write().await.map(Held::Write),
-        }
-    }
-
-    async fn wait_for(&self, limit: Duration) -> Result<Held, Error> {
-        match self {
-            Self::Mutex(mutex) => mutex.lock_timeout(limit).await.map(Held::Guard),
-            Self::Reentrant(lock) => lock.lock_timeout(limit).await.map(Held::Guard),
-            Self::Counting(semaphore) => semaphore.acquire_timeout(limit).await.map(Held::Guard),
-            Self::Fair(semaphore, permits) => {
-                semaphore.acquire_many_timeout(*permits, limit).await.map(Held::Guard)
-            }
-            Self::Read(lock) => lock.read_timeout(limit).await.map(Held::Guard),
-            Self::Write(lock) => lock.write_timeout(limit).await.map(Held::Write),
-        }
-    }
-
-    async fn try_now(&self) -> Result<Option<Held>, Error> {
-        Ok(match self {
-            Self::Mutex(mutex) => mutex.try_lock().await?.map(Held::Guard),
-            Self::Reentrant(lock) => lock.try_lock().await?.map(Held::Guard),
-            Self::Counting(semaphore) => semaphore.try_acquire().await?.map(Held::Guard),
-            Self::Fair(semaphore, permits) => semaphore.try_acquire_many(*permits).await?.map(Held::Guard),
-            Self::Read(lock) => lock.try_read().await?.map(Held::Guard),
-            Self::Write(lock) => lock.try_write().await?.map(Held::Write),
-        })
-    }
-}
-
-/// How something is asked for.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Way {
-    Wait,
-    WaitFor(Duration),
-    TryNow,
-    /// Its future is dropped after that time.
-    GiveUpAfter(Duration),
-}
-
-/// A task that asks for one of the sites again and again.
-struct User {
-    shared: Arc<Shared>,
-    site: usize,
-    random: Random,
-    /// What goes on after a guard was forgotten.
-    forgotten: JoinSet<()>,
-}
-
-impl User {
-    fn new(shared: &Arc<Shared>, site: usize, task: usize) -> Self {
-        let user = u64::from(shared.orders.client) << 20 | (site as u64) << 8 | task as u64;
-        let random = Random::new(shared.orders.seed, user);
-        Self { shared: Arc::clone(shared), site, random, forgotten: JoinSet::new() }
-    }
-
-    async fn run(mut self) -> Result<(), Error> {
-        while now() < self.shared.orders.end {
-            self.rest().await;
-            self.take_once().await?;
-        }
-        while self.forgotten.join_next().await.is_some() {}
-        Ok(())
-    }
-
-    fn taken(&self) -> &Taken {
-        &self.shared.sites[self.site]
-    }
-
-    async fn rest(&mut self) {
-        // An owner comes in past those who wait for it: its tasks must not keep the lock by turns.
-        let pause = if self.taken().kind == Kind::Reentrant { 30..150 } else { 0..6 };
-        sleep(self.random.millis(pause)).await;
-    }
-
-    async fn take_once(&mut self) -> Result<(), Error> {
-        let forgets = self.taken().kind.is_exclusive() && self.random.one_in(2_000);
-        let owner = (self.taken().kind == Kind::Reentrant)
-            .then(|| u32::try_from(self.random.within(0..OWNERS.into())).unwrap_or_default());
-        let handle = self.handle(owner, forgets)?;
-        let way = self.way();
-        let hold = self.shared.next_hold();
-        let asked = Asked {
-            site: self.site,
-            client: self.shared.orders.client,
-            owner,
-            permits: handle.permits(),
-            waits_forever: way == Way::Wait,
-            within: None,
-        };
-        self.shared.log.event(hold, What::Asked(asked));
-        match self.ask(&handle, way).await {
-            Ok(held) if forgets => self.forget(hold, held),
-            Ok(held) => self.hold(hold, held, &handle, asked).await,
-            Err(Refusal::Busy) if self.shared.has(Planted::Impatient) => self.pretend(hold).await,
-            Err(refusal) => self.shared.log.event(hold, What::Refused(refusal)),
-        }
-        Ok(())
-    }
-
-    fn handle(&mut self, owner: Option<u32>, forgets: bool) -> Result<Handle, Error> {
-        let Taken { kind, name, lease } = self.taken().clone();
-        let client = &self.shared.client;
-        let mut locks = MutexOptions::new().ttl(lease);
-        if forgets {
-            locks = locks.max_hold(2 * lease);
-        }
-        let permits = SemaphoreOptions::new().ttl(lease);
-        Ok(match kind {
-            Kind::Mutex => Handle::Mutex(client.mutex_with(&name, locks)?),
-            Kind::QueuedMutex => Handle::Mutex(client.mutex_with(&name, locks.local_handover(false))?),
-            Kind::Reentrant => {
-                let owner = format!("owner {}", owner.unwrap_or_default());
-                Handle::Reentrant(client.reentrant_lock_with(&name, &owner, locks)?)
-            }
-            Kind::Counting => Handle::Counting(client.counting_semaphore_with(&name, PERMITS, permits)?),
-            Kind::Fair => {
-                let wanted = if self.random.one_in(3) { PERMITS } else { 1 };
-                Handle::Fair(client.fair_semaphore_with(&name, PERMITS, permits)?, wanted)
-            }
-            // Its prefix is empty by default, and that of a mutex is not.
-            Kind::ReadWrite if self.random.one_in(4) => {
-                Handle::Write(client.rw_lock_with(&name, MutexOptions::new().prefix("").ttl(lease))?)
-            }
-            Kind::ReadWrite => {
-                Handle::Read(client.rw_lock_with(&name, MutexOptions::new().prefix("").ttl(lease))?)
-            }
-        })
-    }
-
-    fn way(&mut self) -> Way {
-        match self.random.within(0..100) {
-            0..10 => Way::TryNow,
-            10..20 => Way::WaitFor(self.random.millis(5..2_000)),
-            20..35 => Way::GiveUpAfter(self.random.millis(0..30)),
-            _ => Way::Wait,
-        }
-    }
-
-    async fn ask(&self, handle: &Handle, way: Way) -> Result<Held, Refusal> {
-        let answer = match way {
-            Way::Wait => handle.wait().await,
-            Way::WaitFor(limit) => handle.wait_for(limit).await,
-            Way::TryNow => match handle.try_now().await {
-                Ok(held) => return held.ok_or(Refusal::Busy),
-                Err(error) => Err(error),
-            },
-            Way::GiveUpAfter(limit) => match timeout(limit, handle.wait()).await {
-                Ok(answer) => answer,
-                Err(_) => return Err(Refusal::Dropped),
-            },
-        };
-        answer.map_err(|error| match error {
-            Error::TimedOut { .. } => Refusal::TimedOut,
-            error => {
-                self.shared.log.error("request", &error);
-                Refusal::Failed
-            }
-        })
-    }
-
-    async fn hold(&mut self, hold: HoldId, held: Held, handle: &Handle, asked: Asked) {
-        let lease = Lease::granted(&self.shared, hold, &held);
-        self.work(&lease, &held, handle, asked).await;
-        self.let_go(hold, held).await;
-    }
-
-    /// What a holder does, until it is done or told that it no longer holds.
-    async fn work(&mut self, lease: &Lease, held: &Held, handle: &Handle, asked: Asked) {
-        let token = held.token().get();
-        let long = self.shared.orders.long;
-        let is_long = self.random.one_in(if asked.owner.is_some() { long.div_ceil(5) } else { long });
-        let length = if is_long {
-            self.taken().lease * 5 / 4
-        } else {
-            Duration::from_micros(self.random.within(0..3_000))
-        };
-        let writes = self.taken().kind.is_exclusive() && (is_long || self.random.one_in(8));
-        let nests = asked.owner.is_some() && self.random.one_in(2);
-        let is_deaf = self.shared.has(Planted::Deaf);
-        let section = async {
-            if nests {
-                self.nest(lease.hold, held, handle, asked).await;
-            }
-            if writes { self.write(token, length).await } else { sleep(length).await }
-        };
-        let watch = async { if is_deaf { pending().await } else { lease.watch(held).await } };
-        let (mut watch, mut section) = (pin!(watch), pin!(section));
-        let is_told = tokio::select! {
-            biased;
-            () = &mut watch => true,
-            () = &mut section => false,
-        };
-        // Half of them do not look whether they still hold before they write.
-        if is_told && writes && lease.hold.is_multiple_of(2) {
-            section.await;
-        }
-    }
-
-    /// Releases it, or drops it.
-    async fn let_go(&mut self, hold: HoldId, held: Held) {
-        let log = &self.shared.log;
-        if self.shared.has(Planted::Leaking) && self.random.one_in(50) {
-            log.event(hold, What::Releasing);
-            return std::mem::forget(held);
-        }
-        if self.random.one_in(2) {
-            log.event(hold, What::Releasing);
-            match held.release().await {
-                Ok(()) => log.event(hold, What::Released),
-                // That is what it is for.
-                Err(Error::Lost { .. }) => {}
-                Err(error) => log.error("release", &error),
-            }
-        } else {
-            let (whole, part) = held.split();
-            log.event(hold, What::Releasing);
-            drop((whole, part));
-        }
-    }
-
-    /// Once more within what is held.
-    async fn nest(&self, outer: HoldId, held: &Held, handle: &Handle, asked: Asked) {
-        let hold = self.shared.next_hold();
-        let at = now();
-        let answer = self.ask(handle, Way::WaitFor(self.taken().lease)).await;
-        // Both are still held: it was within.
-        let is_within = matches!(&answer, Ok(nested) if nested.is_held() && held.is_held());
-        let within = is_within.then_some(outer);
-        let log = &self.shared.log;
-        log.event_at(at, hold, What::Asked(Asked { waits_forever: false, within, ..asked }));
-        match answer {
-            Ok(nested) => {
-                log.event(hold, What::Granted { token: nested.token().get() });
-                log.event(hold, What::Releasing);
-                drop(nested);
-            }
-            Err(refusal) => log.event(hold, What::Refused(refusal)),
-        }
-    }
-
-    /// Changes what the lock protects: reads, works, writes.
-    async fn write(&self, token: u64, length: Duration) {
-        let register = &self.shared.register;
-        let unchecked = register.read(self.site, false, token).await;
-        let checked = register.read(self.site, true, token).await;
-        sleep(length).await;
-        if let Some(read) = checked {
-            register.write(self.site, true, token, read).await;
-        }
-        if let Some(read) = unchecked {
-            register.write(self.site, false, token, read).await;
-        }
-    }
-
-    /// Forgets what it holds: it is renewed, and ends with the longest time for which it may be held.
-    fn forget(&mut self, hold: HoldId, held: Held) {
-        let shared = Arc::clone(&self.shared);
-        let most = now() + micros(2 * self.taken().lease);
-        shared.log.event(hold, What::Granted { token: held.token().get() });
-        shared.log.event(hold, What::Held { until: most });
-        let lost = held.lost();
-        std::mem::forget(held);
-        self.forgotten.spawn(async move {
-            lost.await;
-            shared.log.event(hold, What::Lost);
-        });
-    }
-
-    /// The planted mistake: it was told that somebody else holds.
-    async fn pretend(&mut self, hold: HoldId) {
-        self.shared.log.event(hold, What::Granted { token: u64::MAX - (hold & 0xffff_ffff) });
-        sleep(Duration::from_millis(5)).await;
-        self.shared.log.event(hold, What::Releasing);
-    }
-}
-
-/// What a holder sees of its lease.
-struct Lease {
-    shared: Arc<Shared>,
-    hold: HoldId,
-}
-
-impl Lease {
-    fn granted(shared: &Arc<Shared>, hold: HoldId, guard: &Guard) -> Self {
-        let token = guard.token().get();
-        shared.log.event(hold, What::Granted { token });
-        let lease = Self { shared: Arc::clone(shared), hold };
-        lease.note(until(guard));
-        lease
-    }
-
-    fn note(&self, until: Micros) {
-        self.shared.log.event(self.hold, What::Held { until });
-    }
-
-    /// Until it is lost.
-    async fn watch(&self, guard: &Guard) {
-        let mut lost = guard.lost();
-        let mut noted = until(guard);
-        loop {
-            tokio::select! {
-                biased;
-                _ = &mut lost => break,
-                () = sleep(LOOK) => {
-                    let until = until(guard);
-                    // A renewal, not what rounding makes of it; not of what ends at this moment.
-                    if guard.is_held() && until > noted + micros(LOOK) {
-                        self.note(until);
-                        noted = until;
-                    }
-                }
-            }
-        }
-        self.shared.log.event(self.hold, What::Lost);
-    }
-}
-
-fn until(guard: &Guard) -> Micros {
-    now() + micros(guard.remaining())
 }

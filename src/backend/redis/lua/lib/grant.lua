@@ -18,7 +18,7 @@ end
 
 -- The fast path of a hand-over: to the waiter at this place, if it wants one permit for at most this many ms, is alive,
 -- and is reachable; a waiter of client `asker` is notified with the answer. Removes it from the queue, and returns its
--- lease id, its token, when its lease ends, in ms, as text, and what to send with the answer.
+-- lease id, its token, when its lease ends, in ms, as text, what to send with the answer, and its TTL in ms.
 local function grant_fast(place, queue, waiters, terms, longest, clock, issue, issuer, asker)
   local id = sub(place, 18)
   -- "ticket ttl_ms alive_until_ms permits", the first with 16 digits, the third with 13; and no owner.
@@ -33,5 +33,5 @@ local function grant_fast(place, queue, waiters, terms, longest, clock, issue, i
   call('HDEL', waiters, id)
   call('ZREM', queue, place)
   -- It ends when the place would have ended: the waiter measures it from its last request.
-  return id, token, ends, client == asker and message
+  return id, token, ends, client == asker and message, ttl_ms
 end

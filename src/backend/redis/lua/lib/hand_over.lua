@@ -52,7 +52,7 @@ local function hand_over(r, asker)
           answer = request.token
         else
           -- It ends when the place would have ended: the waiter measures it from its last request.
-          request.ttl_ms = request.alive_until - r.clock.ms
+          request.stated_ms, request.ttl_ms = request.ttl_ms, request.alive_until - r.clock.ms
         end
         r.admit(r, id, request)
       else

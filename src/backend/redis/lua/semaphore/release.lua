@@ -40,7 +40,7 @@ local function hand_over_permits_fast(s, id, place, used)
   if not s.version or not s.kept then return end
   s.grant_terms = s.grant_terms or terms_of(s.kind .. '/' .. s.limit .. '/' .. s.version, s.fence, s.key)
   local asker = s.grants_with_answers and sub(id, 1, 36)
-  local next, token, ends, message =
+  local next, token, ends, message, ttl_ms =
     grant_fast(place, s.queue, s.waiters, s.grant_terms, (s.kept - s.clock.ms) / 1.5, s.clock, next_permit_token, s, asker)
   if not next then return end
   s.waiting = s.waiting and s.waiting - 1
@@ -49,7 +49,7 @@ local function hand_over_permits_fast(s, id, place, used)
   call('ZADD', s.key, ends, next)
   call('HDEL', s.holds, id)
   s.used, s.ends, s.changed = used + 1, math.min(s.ends, ends), true
-  s.lapse = math.max(s.lapse, ends * 2 - s.clock.ms)
+  s.lapse = math.max(s.lapse, ends + ttl_ms)
   local found = call('ZREM', s.key, id)
   if found == 0 then
     -- The holders were deleted by hand: they have just been created again.

@@ -27,7 +27,8 @@ local function semaphore_at(key, queue, kind, fence, clock)
   }
 end
 
--- Its expiry is set only if it would come too early: that costs as much as the rest.
+-- Its expiry is set only if it would come too early: that costs as much as the rest. So it is set later than necessary, by as long
+-- as the state is needed from now on; or from its last grant, if the clock was set back since: by how far must not matter.
 local function write_state(s, with)
   local now, last, kept, queue_kept, write = s.clock.ms, s.lapse, s.kept, s.queue_kept, with or call
   if kept and kept > last then last = kept end
@@ -35,7 +36,7 @@ local function write_state(s, with)
   local keeps = s.expires > now and s.expires >= last
   if not keeps then
     last = math.max(last, now + 1)
-    s.expires = last + (last - now)
+    s.expires = last + math.max(0, last - math.max(now, (s.token or 0) / 1000))
   end
   s.changed = false
   local text =
