@@ -14,20 +14,18 @@ use std::fmt;
 use std::future::{pending, poll_fn};
 use std::pin::pin;
 use std::ptr;
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
-use std::sync::{Arc, OnceLock, Weak};
+use std::sync::atomic::Ordering;
+use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
-use parking_lot::Mutex;
 use scopeguard::guard;
-use tokio::runtime::{Handle, Id};
 use tokio::sync::Notify;
 use tokio::time::{sleep, timeout};
-use tokio_util::task::AbortOnDropHandle;
 
 use crate::background;
 use crate::origin::Origin;
 use crate::runtime::{spawn_on, takes_tasks};
+use crate::sync::{AbortOnDropHandle, AtomicBool, AtomicUsize, Handle, Id, Mutex, OnceLock};
 
 /// How long a runtime may make no progress before those that wait elsewhere no longer rely on it.
 const STUCK: Duration = Duration::from_millis(500);
@@ -376,7 +374,7 @@ impl fmt::Debug for Home {
     }
 }
 
-#[cfg(test)]
+#[cfg(all(test, not(leasehold_shuttle)))]
 mod tests {
     use std::future::pending;
     use std::thread;

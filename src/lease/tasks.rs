@@ -13,7 +13,6 @@ use std::time::Duration;
 use futures::stream::{BoxStream, FuturesUnordered};
 use futures::{FutureExt, Stream, StreamExt};
 use scopeguard::{ScopeGuard, guard};
-use tokio::runtime::Handle;
 use tokio::task::consume_budget;
 use tokio::time::{Instant, Sleep, sleep, sleep_until};
 use tokio_util::sync::CancellationToken;
@@ -25,6 +24,7 @@ use super::renewals::next_together;
 use crate::backend::Event;
 use crate::home::Resident;
 use crate::runtime::spawn_cancelable;
+use crate::sync::{Handle, select};
 
 /// How often the crate's own thread looks after releases.
 const WATCH_INTERVAL: Duration = Duration::from_secs(1);
@@ -86,7 +86,7 @@ impl Keeper {
         loop {
             // At once when it is abandoned.
             let was_abandoned = abandoned.is_cancelled();
-            tokio::select! {
+            select! {
                 () = abandoned.cancelled(), if !was_abandoned => {}
                 () = sleep(WATCH_INTERVAL) => {}
             }
@@ -161,7 +161,7 @@ impl Keeper {
     /// Keeps held leases: renews them and notices their end. Runs until the client is abandoned; nothing is held after
     /// that.
     pub(super) async fn keep_held(self: Arc<Self>) {
-        tokio::select! {
+        select! {
             () = Arc::clone(&self).renew_held() => {}
             () = self.abandoned.cancelled() => {}
         }
@@ -179,7 +179,7 @@ impl Keeper {
                 renewals.push(self.renew(leases, &in_flight).boxed());
             }
             set_alarm(self.schedule.set_alarm(List::Held), alarm.as_mut());
-            tokio::select! {
+            select! {
                 Some(()) = renewals.next() => {}
                 () = rescheduled.notified() => {}
                 () = &mut alarm => {}
@@ -199,7 +199,7 @@ impl Keeper {
                     .map(|lease| self.ask(lease).boxed()),
             );
             set_alarm(self.schedule.set_alarm(List::Waiting), alarm.as_mut());
-            tokio::select! {
+            select! {
                 () = self.handle_events(&mut events) => {}
                 Some(()) = asks.next() => {}
                 () = rescheduled.notified() => {}

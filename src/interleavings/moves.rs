@@ -1,0 +1,112 @@
+//! The move of a client that is in use: its home ends, or is not driven any more, while others wait on another runtime.
+
+use std::sync::Arc;
+
+use shuttle::thread;
+
+use super::explore::explore;
+use super::runtime::Runtime;
+use super::store::Link;
+use super::world::World;
+use crate::{Client, Error};
+
+async fn lock(world: Arc<World>, client: Client, is_awaited: bool) -> Result<(), Error> {
+    let guard = client.mutex("a")?.lock().await?;
+    world.use_alone(&guard).await;
+    if is_awaited { guard.release().await } else { Ok(()) }
+}
+
+/// Nothing depends on time here.
+fn scene_of_an_end(own_thread: bool) {
+    World::play(|world| {
+        let client = world.client(Link { own_thread, ..Link::default() });
+        let (first, second) = (Runtime::new("first"), Runtime::new("second"));
+        let spawn = |runtime: &Runtime, is_awaited| {
+            runtime.handle().spawn(lock(Arc::clone(world), client.clone(), is_awaited))
+        };
+        let at_first = [true, false].map(|is_awaited| spawn(&first, is_awaited));
+        let at_second = [spawn(&second, false), spawn(&second, true)];
+        let ending = thread::spawn(move || first.end());
+        for user in at_second {
+            second.block_on(user).expect("its runtime goes on").expect("served");
+        }
+        ending.join().expect("no panic");
+        for user in at_first {
+            // Unless its runtime has ended before.
+            if let Ok(served) = second.block_on(user) {
+                served.expect("served");
+            }
+        }
+        second.block_on(lock(Arc::clone(world), client.clone(), true)).expect("served");
+        drop(client);
+        world.until_released();
+        second.end();
+    });
+}
+
+#[test]
+fn whoever_waits_elsewhere_is_served_when_the_home_ends() {
+    explore(|| scene_of_an_end(false));
+}
+
+#[test]
+fn the_same_if_the_client_may_move_to_a_thread_of_the_crate() {
+    explore(|| scene_of_an_end(true));
+}
+
+fn scene_of_a_standstill(own_thread: bool) {
+    World::play(|world| {
+        let client = world.client(Link { own_thread, ..Link::default() });
+        let (first, second) = (Runtime::new("first"), Runtime::new("second"));
+        first.block_on(lock(Arc::clone(world), client.clone(), true)).expect("served");
+        let users = [true, false].map(|is_awaited| {
+            second.handle().spawn(lock(Arc::clone(world), client.clone(), is_awaited))
+        });
+        first.stop_driving();
+        world.while_time_passes(|| {
+            for user in users {
+                second.block_on(user).expect("its runtime goes on").expect("served");
+            }
+            drop(client);
+            world.until_released();
+        });
+        second.end();
+        first.end();
+    });
+}
+
+#[test]
+fn whoever_waits_elsewhere_is_served_when_the_home_stands_still() {
+    explore(|| scene_of_a_standstill(false));
+}
+
+#[test]
+fn the_same_if_it_may_move_to_a_thread_of_the_crate() {
+    explore(|| scene_of_a_standstill(true));
+}
+
+/// A guard is dropped where there is no runtime, while its client moves.
+fn scene_of_a_drop(own_thread: bool) {
+    World::play(|world| {
+        let client = world.client(Link { own_thread, ..Link::default() });
+        let (first, second) = (Runtime::new("first"), Runtime::new("second"));
+        let guard = first.block_on(client.mutex("a").expect("a name").lock()).expect("it is free");
+        let next = second.handle().spawn(lock(Arc::clone(world), client.clone(), false));
+        let threads = [thread::spawn(move || drop(guard)), thread::spawn(move || first.end())];
+        threads.map(|thread| thread.join().expect("no panic"));
+        second.block_on(next).expect("its runtime goes on").expect("served");
+        drop(client);
+        world.until_released();
+        second.end();
+    });
+}
+
+#[test]
+fn a_guard_that_is_dropped_without_a_runtime_is_released_although_its_client_moves() {
+    explore(|| scene_of_a_drop(false));
+}
+
+#[test]
+fn the_same_from_a_thread_of_the_crate() {
+    explore(|| scene_of_a_drop(true));
+}
