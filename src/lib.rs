@@ -84,7 +84,7 @@
 )]
 
 pub mod backend;
-#[cfg(not(leasehold_shuttle))]
+#[cfg_attr(leasehold_shuttle, path = "interleavings/background.rs")]
 mod background;
 #[cfg(feature = "blocking")]
 pub mod blocking;

@@ -1,9 +1,9 @@
-//! The crate's own threads: runtimes of the execution that is under way.
+//! Stands in for the crate's own threads: runtimes of the execution that is under way.
 
 use std::cell::RefCell;
 use std::io;
 
-use super::runtime::{Handle, Runtime};
+use crate::interleavings::runtime::{Handle, Runtime};
 
 thread_local! {
     /// Of the thread that runs the executions, one after another.
@@ -11,17 +11,17 @@ thread_local! {
 }
 
 /// The threads of one execution.
-pub(super) struct Threads([Runtime; 2]);
+pub(crate) struct Threads([Runtime; 2]);
 
 impl Threads {
-    pub(super) fn start() -> Self {
+    pub(crate) fn start() -> Self {
         let threads = ["leasehold", "leasehold-clients"].map(Runtime::new);
         THREADS.set(Some([threads[0].handle().clone(), threads[1].handle().clone()]));
         Self(threads)
     }
 
     /// Unlike real ones: no task outlives its execution.
-    pub(super) fn end(self) {
+    pub(crate) fn end(self) {
         self.0.into_iter().for_each(Runtime::end);
         THREADS.set(None);
     }

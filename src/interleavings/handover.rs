@@ -86,7 +86,14 @@ fn a_waiter_whose_time_is_up_keeps_nobody_waiting() {
                     check(runtime.block_on(user).expect("not cancelled"));
                 }
                 let in_time = runtime.block_on(in_time).expect("not cancelled");
-                assert!(matches!(in_time, Ok(()) | Err(Error::TimedOut { .. } | Error::Lost { .. })), "{in_time:?}");
+                // The answer may be late as well.
+                assert!(
+                    matches!(
+                        in_time,
+                        Ok(()) | Err(Error::TimedOut { .. } | Error::StoreUnavailable { .. } | Error::Lost { .. })
+                    ),
+                    "{in_time:?}"
+                );
                 drop(client);
                 world.until_released();
             });

@@ -5,10 +5,10 @@ use std::sync::{Arc, Mutex};
 use shuttle::rand::{Rng, thread_rng};
 use shuttle::thread;
 
-use super::background;
 use super::explore::explore;
 use super::runtime::{Handle, Id, Runtime};
 use super::world::World;
+use crate::background;
 use crate::home::{Home, Resident};
 
 /// Lives where it was last told to settle.

@@ -123,7 +123,9 @@ fn scene_of_its_end() {
     };
     let was_released = guard.join().expect("no panic");
     let (lost, was_seen) = watcher.join().expect("no panic");
-    [renewing, keeper, closing].map(|thread| thread.join().expect("no panic"));
+    for thread in [renewing, keeper, closing] {
+        thread.join().expect("no panic");
+    }
     // Whatever is left to be done, the keeper does.
     keep(&lease, &releases, end + TTL);
     keep(&lease, &releases, end + TTL * 2);
@@ -206,7 +208,9 @@ fn scene_of_an_owner() {
     if drop_guard(&hold, &releases, now) {
         owners.forget(&lease);
     }
-    entering.map(|thread| thread.join().expect("no panic"));
+    for thread in entering {
+        thread.join().expect("no panic");
+    }
     assert_eq!(releases.0.load(Ordering::Relaxed), 1, "with the last of its guards");
     assert!(owners.enter(&Arc::from("lock:a"), &owner).is_none());
 }

@@ -26,13 +26,12 @@
 //! * The connections and tasks of the stores with a server. `torture/` runs those, in real time.
 //! * What is shared between processes, and forks.
 
-pub(crate) mod background;
 pub(crate) mod explore;
 mod handover;
 mod home;
 mod life;
 mod moves;
-mod runtime;
+pub(crate) mod runtime;
 mod shutdown;
 pub(crate) mod stand_ins;
 mod store;

@@ -65,7 +65,9 @@ fn scene_of_a_standstill(own_thread: bool) {
         first.stop_driving();
         world.while_time_passes(|| {
             for user in users {
-                second.block_on(user).expect("its runtime goes on").expect("served");
+                let served = second.block_on(user).expect("its runtime goes on");
+                // A lease may be over before that is noticed, where nobody renews it.
+                assert!(matches!(served, Ok(()) | Err(Error::Lost { .. })), "{served:?}");
             }
             drop(client);
             world.until_released();
@@ -93,7 +95,9 @@ fn scene_of_a_drop(own_thread: bool) {
         let guard = first.block_on(client.mutex("a").expect("a name").lock()).expect("it is free");
         let next = second.handle().spawn(lock(Arc::clone(world), client.clone(), false));
         let threads = [thread::spawn(move || drop(guard)), thread::spawn(move || first.end())];
-        threads.map(|thread| thread.join().expect("no panic"));
+        for thread in threads {
+            thread.join().expect("no panic");
+        }
         second.block_on(next).expect("its runtime goes on").expect("served");
         drop(client);
         world.until_released();

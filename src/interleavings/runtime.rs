@@ -13,7 +13,7 @@ use std::mem;
 use std::pin::Pin;
 use std::sync::atomic::{AtomicBool as Flag, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex as Plain};
-use std::task::{Context, Poll, Waker};
+use std::task::{Context, Poll};
 
 use futures::future::BoxFuture;
 use futures::task::AtomicWaker;

@@ -30,7 +30,6 @@ fn scene_of_a_shutdown(own_thread: bool, grace: Option<Duration>) {
             }
         });
         closed.expect("the store answers");
-        assert!(world.is_released(), "when the shutdown returns, all is released");
         for user in users {
             match runtime.block_on(user).expect("its runtime goes on") {
                 Ok(()) | Err(Error::Closed { .. }) => {}
@@ -40,7 +39,8 @@ fn scene_of_a_shutdown(own_thread: bool, grace: Option<Duration>) {
         }
         let late = runtime.block_on(lock(Arc::clone(world), client.clone(), true));
         assert!(matches!(late, Err(Error::Closed { .. })), "{late:?}");
-        assert!(world.is_released(), "and it stays so");
+        // A request that was on its way may be executed after its release: then another release follows its answer.
+        world.until_released();
         drop(client);
         runtime.end();
     });

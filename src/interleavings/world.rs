@@ -9,8 +9,8 @@ use futures::FutureExt;
 use shuttle::thread;
 use tokio::runtime::{Builder, Runtime as Timers};
 
-use super::background::Threads;
 use super::store::{Ends, Far, Link};
+use crate::background::Threads;
 use crate::backend::{Backend, Detail, Inspection, Kind, MemoryBackend, Resource};
 use crate::observer::{Event, Observer};
 use crate::{Client, Guard, MutexOptions};
@@ -88,7 +88,9 @@ impl World {
     pub(super) async fn use_alone(&self, guard: &Guard) {
         assert_eq!(self.inside.fetch_add(1, Ordering::SeqCst), 0, "two are inside");
         // Also if this is dropped.
-        let _inside = scopeguard::guard((), |()| drop(self.inside.fetch_sub(1, Ordering::SeqCst)));
+        let _inside = scopeguard::guard(&self.inside, |inside| {
+            inside.fetch_sub(1, Ordering::SeqCst);
+        });
         self.use_as_told(guard).await;
     }
 

@@ -15,7 +15,7 @@ use futures::future::{join, join_all};
 use futures::stream::{self, FuturesUnordered};
 use futures::{FutureExt, StreamExt};
 use scopeguard::{ScopeGuard, guard};
-use tokio::sync::oneshot;
+use tokio::sync::{Notify, oneshot};
 use tokio::task::consume_budget;
 use tokio::time::{Instant, sleep, timeout};
 
@@ -273,8 +273,8 @@ impl Keeper {
     }
 
     /// Sends pending releases.
-    pub(super) async fn send_releases(&self) {
-        let (mut releases, queued) = (FuturesUnordered::new(), self.releases.listen());
+    pub(super) async fn send_releases(&self, queued: Arc<Notify>) {
+        let mut releases = FuturesUnordered::new();
         let mut drained = pin!(self.drained_at_last());
         loop {
             consume_budget().await;
