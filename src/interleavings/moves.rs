@@ -16,6 +16,13 @@ async fn lock(world: Arc<World>, client: Client, is_awaited: bool) -> Result<(),
     if is_awaited { guard.release().await } else { Ok(()) }
 }
 
+/// The same, where leases may be lost.
+async fn lock_as_told(world: Arc<World>, client: Client, is_awaited: bool) -> Result<(), Error> {
+    let guard = client.mutex("a")?.lock().await?;
+    world.use_as_told(&guard).await;
+    if is_awaited { guard.release().await } else { Ok(()) }
+}
+
 /// Nothing depends on time here.
 fn scene_of_an_end(own_thread: bool) {
     World::play(|world| {
@@ -28,16 +35,16 @@ fn scene_of_an_end(own_thread: bool) {
         let at_second = [spawn(&second, false), spawn(&second, true)];
         let ending = thread::spawn(move || first.end());
         for user in at_second {
-            second.block_on(user).expect("its runtime goes on").expect("served");
+            world.join(&client, user).expect("its runtime goes on").expect("served");
         }
         ending.join().expect("no panic");
         for user in at_first {
             // Unless its runtime has ended before.
-            if let Ok(served) = second.block_on(user) {
+            if let Ok(served) = world.join(&client, user) {
                 served.expect("served");
             }
         }
-        second.block_on(lock(Arc::clone(world), client.clone(), true)).expect("served");
+        world.join(&client, spawn(&second, true)).expect("its runtime goes on").expect("served");
         drop(client);
         world.until_released();
         second.end();
@@ -60,7 +67,7 @@ fn scene_of_a_standstill(own_thread: bool) {
         let (first, second) = (Runtime::new("first"), Runtime::new("second"));
         first.block_on(lock(Arc::clone(world), client.clone(), true)).expect("served");
         let users = [true, false].map(|is_awaited| {
-            second.handle().spawn(lock(Arc::clone(world), client.clone(), is_awaited))
+            second.handle().spawn(lock_as_told(Arc::clone(world), client.clone(), is_awaited))
         });
         first.stop_driving();
         world.while_time_passes(|| {
@@ -98,7 +105,9 @@ fn scene_of_a_drop(own_thread: bool) {
         for thread in threads {
             thread.join().expect("no panic");
         }
-        second.block_on(next).expect("its runtime goes on").expect("served");
+        world.join(&client, next).expect("its runtime goes on").expect("served");
+        // A client without a thread of its own sends its releases where it is used next.
+        second.block_on(lock(Arc::clone(world), client.clone(), true)).expect("served");
         drop(client);
         world.until_released();
         second.end();

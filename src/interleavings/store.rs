@@ -1,7 +1,7 @@
 //! The memory store, as if it were far away: others go on before and after it does what it is asked, and it may lose what it has
 //! answered.
 
-use std::collections::HashSet;
+use std::collections::{HashSet, VecDeque};
 use std::fmt;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
@@ -26,6 +26,35 @@ pub(super) struct Far {
     capabilities: Capabilities,
     loses_answers: bool,
     ends: Arc<Ends>,
+    sent: Line,
+}
+
+/// The calls that were sent, and are not executed yet.
+#[derive(Default)]
+struct Line(Mutex<(u64, VecDeque<u64>)>);
+
+/// A place in it, until the call is executed, or dropped.
+struct Place<'a>(&'a Line, u64);
+
+impl Line {
+    fn join(&self) -> Place<'_> {
+        let (next, line) = &mut *self.0.lock().expect("nobody panics under it");
+        line.push_back(*next);
+        *next += 1;
+        Place(self, *next - 1)
+    }
+}
+
+impl Place<'_> {
+    fn is_first(&self) -> bool {
+        self.0.0.lock().expect("nobody panics under it").1.front() == Some(&self.1)
+    }
+}
+
+impl Drop for Place<'_> {
+    fn drop(&mut self) {
+        self.0.0.lock().expect("nobody panics under it").1.retain(|place| *place != self.1);
+    }
 }
 
 /// The leases that were released while they were held.
@@ -52,15 +81,21 @@ pub(super) struct Link {
 impl Far {
     pub(super) fn new(memory: MemoryBackend, ends: Arc<Ends>, link: Link) -> Self {
         let capabilities = Capabilities { own_thread: link.own_thread, ..memory.capabilities().clone() };
-        Self { memory, capabilities, loses_answers: link.loses_answers, ends }
+        Self { memory, capabilities, loses_answers: link.loses_answers, ends, sent: Line::default() }
     }
 
+    /// Calls of a client are executed in the order in which they were sent, as over one connection.
     async fn call<T>(
         &self,
         execute: impl Future<Output = Result<T, BackendError>>,
     ) -> Result<T, BackendError> {
+        let sent = self.sent.join();
         on_its_way().await;
+        while !sent.is_first() {
+            yield_now().await;
+        }
         let answer = execute.await;
+        drop(sent);
         on_its_way().await;
         if self.loses_answers && thread_rng().gen_range(0..LOST) == 0 {
             return Err(BackendError::Unanswered { source: "the answer was lost".into() });
@@ -86,9 +121,11 @@ impl Backend for Far {
     }
 
     fn renew<'a>(&'a self, renewals: &'a [Renew]) -> BoxStream<'a, Answered> {
-        let sent = stream::once(on_its_way());
-        let executed = sent.flat_map(move |()| self.memory.renew(renewals));
-        executed.then(move |(n, answer)| async move { (n, self.call(ready(answer)).await) }).boxed()
+        let executed = stream::once(self.call(ready(Ok(())))).flat_map(move |sent| match sent {
+            Ok(()) => self.memory.renew(renewals),
+            Err(error) => stream::iter(0..renewals.len()).map(move |n| (n, Err(error.clone()))).boxed(),
+        });
+        executed.then(|answered| on_its_way().map(|()| answered)).boxed()
     }
 
     fn release<'a>(&'a self, lease: &'a LeaseRef) -> BoxFuture<'a, Result<Released, BackendError>> {

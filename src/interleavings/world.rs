@@ -9,6 +9,7 @@ use futures::FutureExt;
 use shuttle::thread;
 use tokio::runtime::{Builder, Runtime as Timers};
 
+use super::runtime::{Cancelled, JoinHandle};
 use super::store::{Ends, Far, Link};
 use crate::background::Threads;
 use crate::backend::{Backend, Detail, Inspection, Kind, MemoryBackend, Resource};
@@ -16,6 +17,7 @@ use crate::observer::{Event, Observer};
 use crate::{Client, Guard, MutexOptions};
 
 pub(super) const TTL: Duration = Duration::from_secs(1);
+const PATIENCE: usize = 10_000;
 /// By how much a thread that lets time pass advances the clock each time.
 const STEP: Duration = Duration::from_millis(20);
 
@@ -108,6 +110,18 @@ impl World {
     /// From now on, a lease may be released by force.
     pub(super) fn except_force(&self) {
         self.is_forced.store(true, Ordering::SeqCst);
+    }
+
+    /// Waits for a task that needs nothing but events, and that so many changes between threads are enough for.
+    pub(super) fn join<T: Send + 'static>(&self, client: &Client, task: JoinHandle<T>) -> Result<T, Cancelled> {
+        let mut task = task;
+        for _ in 0..PATIENCE {
+            if let Some(output) = (&mut task).now_or_never() {
+                return output;
+            }
+            thread::yield_now();
+        }
+        panic!("it waits for ever; the store: {:?}; the client: {:#?}", self.look("a"), client.engine());
     }
 
     /// Waits until the store knows of no hold and no waiter any more.
