@@ -18,7 +18,11 @@ const STACK: usize = 1 << 20;
 /// `LEASEHOLD_SCHEDULE` is.
 pub(crate) fn explore(scene: fn()) {
     if let Ok(schedule) = env::var("LEASEHOLD_SCHEDULE") {
-        return run("the schedule of LEASEHOLD_SCHEDULE", ReplayScheduler::new_from_encoded(&schedule), scene);
+        return run(
+            "the schedule of LEASEHOLD_SCHEDULE",
+            ReplayScheduler::new_from_encoded(&schedule),
+            scene,
+        );
     }
     let (schedules, seed) = (number("LEASEHOLD_SCHEDULES", SCHEDULES), number("LEASEHOLD_SEED", 1));
     let seed = seed as u64;
@@ -28,7 +32,8 @@ pub(crate) fn explore(scene: fn()) {
 
 fn run(way: &str, scheduler: impl Scheduler + 'static, scene: fn()) {
     let mut config = Config::new();
-    (config.stack_size, config.max_steps, config.silence_warnings) = (STACK, MaxSteps::FailAfter(STEPS), true);
+    (config.stack_size, config.max_steps, config.silence_warnings) =
+        (STACK, MaxSteps::FailAfter(STEPS), true);
     let ran = catch_unwind(AssertUnwindSafe(|| Runner::new(scheduler, config).run(scene)));
     if let Err(failure) = ran {
         eprintln!("failed in {way}; set LEASEHOLD_SCHEDULE to the schedule above, and run this test alone");

@@ -42,9 +42,8 @@ fn a_waiter_that_leaves_keeps_nobody_waiting() {
     fn scene() {
         World::play(|world| {
             let (runtime, client) = (Runtime::new("app"), world.client(Link::default()));
-            let spawn = |is_awaited| {
-                runtime.handle().spawn(lock(Arc::clone(world), client.clone(), is_awaited))
-            };
+            let spawn =
+                |is_awaited| runtime.handle().spawn(lock(Arc::clone(world), client.clone(), is_awaited));
             let (first, leaves, third) = (spawn(false), spawn(false), spawn(true));
             leaves.abort_handle().abort();
             for user in [first, third] {
@@ -90,7 +89,10 @@ fn a_waiter_whose_time_is_up_keeps_nobody_waiting() {
                 assert!(
                     matches!(
                         in_time,
-                        Ok(()) | Err(Error::TimedOut { .. } | Error::StoreUnavailable { .. } | Error::Lost { .. })
+                        Ok(())
+                            | Err(Error::TimedOut { .. }
+                                | Error::StoreUnavailable { .. }
+                                | Error::Lost { .. })
                     ),
                     "{in_time:?}"
                 );

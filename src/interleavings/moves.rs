@@ -23,7 +23,7 @@ async fn lock_as_told(world: Arc<World>, client: Client, is_awaited: bool) -> Re
     if is_awaited { guard.release().await } else { Ok(()) }
 }
 
-/// Nothing depends on time here.
+/// Until all are served, nothing depends on time here.
 fn scene_of_an_end(own_thread: bool) {
     World::play(|world| {
         let client = world.client(Link { own_thread, ..Link::default() });
@@ -45,9 +45,12 @@ fn scene_of_an_end(own_thread: bool) {
             }
         }
         world.join(&client, spawn(&second, true)).expect("its runtime goes on").expect("served");
-        drop(client);
-        world.until_released();
-        second.end();
+        // After a move, a release is repeated for a while if a request for its lease was not answered.
+        world.while_time_passes(|| {
+            drop(client);
+            world.until_released();
+            second.end();
+        });
     });
 }
 
@@ -108,9 +111,11 @@ fn scene_of_a_drop(own_thread: bool) {
         world.join(&client, next).expect("its runtime goes on").expect("served");
         // A client without a thread of its own sends its releases where it is used next.
         second.block_on(lock(Arc::clone(world), client.clone(), true)).expect("served");
-        drop(client);
-        world.until_released();
-        second.end();
+        world.while_time_passes(|| {
+            drop(client);
+            world.until_released();
+            second.end();
+        });
     });
 }
 

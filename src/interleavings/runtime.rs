@@ -15,9 +15,9 @@ use std::sync::atomic::{AtomicBool as Flag, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex as Plain};
 use std::task::{Context, Poll};
 
+use futures::FutureExt;
 use futures::future::BoxFuture;
 use futures::task::AtomicWaker;
-use futures::FutureExt;
 use scopeguard::guard;
 
 use super::stand_ins::Mutex;

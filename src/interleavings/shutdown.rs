@@ -20,9 +20,8 @@ fn scene_of_a_shutdown(own_thread: bool, grace: Option<Duration>) {
     World::play(|world| {
         let client = world.client(Link { own_thread, ..Link::default() });
         let runtime = Runtime::new("app");
-        let users = [true, false, true].map(|is_awaited| {
-            runtime.handle().spawn(lock(Arc::clone(world), client.clone(), is_awaited))
-        });
+        let users = [true, false, true]
+            .map(|is_awaited| runtime.handle().spawn(lock(Arc::clone(world), client.clone(), is_awaited)));
         let closed = runtime.block_on(async {
             match grace {
                 None => client.shutdown().await,

@@ -11,8 +11,8 @@ use tokio::runtime::{Builder, Runtime as Timers};
 
 use super::runtime::{Cancelled, JoinHandle};
 use super::store::{Ends, Far, Link};
-use crate::background::Threads;
 use crate::backend::{Backend, Detail, Inspection, Kind, MemoryBackend, Resource};
+use crate::background::Threads;
 use crate::observer::{Event, Observer};
 use crate::{Client, Guard, MutexOptions};
 
@@ -99,10 +99,14 @@ impl World {
     /// The same, where leases may be lost: whoever believes to hold a lease is whom the store has granted it.
     pub(super) async fn use_as_told(&self, guard: &Guard) {
         for _ in 0..2 {
-            let known: Vec<_> = self.look(guard.name()).holders.iter().filter_map(|holder| holder.short_id()).collect();
+            let known: Vec<_> =
+                self.look(guard.name()).holders.iter().filter_map(|holder| holder.short_id()).collect();
             // Held now, and so when the store was looked at, too.
             let is_excepted = self.is_forced.load(Ordering::SeqCst);
-            assert!(is_excepted || !guard.is_held() || known == [guard.lease_id()], "held by {known:?}, and here");
+            assert!(
+                is_excepted || !guard.is_held() || known == [guard.lease_id()],
+                "held by {known:?}, and here"
+            );
             shuttle::future::yield_now().await;
         }
     }
@@ -113,7 +117,11 @@ impl World {
     }
 
     /// Waits for a task that needs nothing but events, and that so many changes between threads are enough for.
-    pub(super) fn join<T: Send + 'static>(&self, client: &Client, task: JoinHandle<T>) -> Result<T, Cancelled> {
+    pub(super) fn join<T: Send + 'static>(
+        &self,
+        client: &Client,
+        task: JoinHandle<T>,
+    ) -> Result<T, Cancelled> {
         let mut task = task;
         for _ in 0..PATIENCE {
             if let Some(output) = (&mut task).now_or_never() {
@@ -179,7 +187,9 @@ impl Observer for Judge {
         let mut holds = self.0.lock().expect("nobody panics under it");
         let (token, told, before) = match event {
             Event::Acquired { token, .. } => (token, Told::Begun, None),
-            Event::Lost { token, .. } | Event::Released { token, .. } => (token, Told::Ended, Some(Told::Begun)),
+            Event::Lost { token, .. } | Event::Released { token, .. } => {
+                (token, Told::Ended, Some(Told::Begun))
+            }
             _ => return,
         };
         if holds.insert(token.get(), told) != before {
