@@ -11,4 +11,5 @@ scripts/deny.sh
 scripts/book.sh
 scripts/semver.sh
 scripts/fuzz.sh
+scripts/interleavings.sh 500
 scripts/planted.sh

@@ -2,10 +2,12 @@
 
 use std::future::poll_fn;
 use std::pin::{Pin, pin};
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::Ordering;
 use std::task::Poll;
 
 use tokio_util::sync::{CancellationToken, WaitForCancellationFuture};
+
+use crate::sync::AtomicBool;
 
 /// Whether this has been closed. A check costs one atomic load, because every operation checks several times; only a
 /// future that has to wait anyway registers for the notification.

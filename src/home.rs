@@ -14,20 +14,18 @@ use std::fmt;
 use std::future::{pending, poll_fn};
 use std::pin::pin;
 use std::ptr;
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
-use std::sync::{Arc, OnceLock, Weak};
+use std::sync::atomic::Ordering;
+use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
-use parking_lot::Mutex;
 use scopeguard::guard;
-use tokio::runtime::{Handle, Id};
 use tokio::sync::Notify;
 use tokio::time::{sleep, timeout};
-use tokio_util::task::AbortOnDropHandle;
 
 use crate::background;
 use crate::origin::Origin;
 use crate::runtime::{spawn_on, takes_tasks};
+use crate::sync::{AbortOnDropHandle, AtomicBool, AtomicUsize, Handle, Id, Mutex, OnceLock};
 
 /// How long a runtime may make no progress before those that wait elsewhere no longer rely on it.
 const STUCK: Duration = Duration::from_millis(500);
@@ -225,8 +223,8 @@ impl Home {
 
     /// A task of a resident was dropped, perhaps because the runtime ends.
     pub(crate) fn task_was_dropped(&self) {
-        let has_ended = self.runtime().is_some_and(|runtime| !takes_tasks(&runtime));
-        if !has_ended || self.origin.is_elsewhere() || self.is_ending.swap(true, Ordering::AcqRel) {
+        let Some(ended) = self.runtime().filter(|runtime| !takes_tasks(runtime)) else { return };
+        if self.origin.is_elsewhere() || self.is_ending.swap(true, Ordering::AcqRel) {
             return;
         }
         if self.own.get().is_some() {
@@ -235,15 +233,22 @@ impl Home {
             self.move_away();
             residents.iter().for_each(|resident| resident.after_end());
         } else {
-            self.leave();
+            self.leave(ended.id());
             self.is_ending.store(false, Ordering::Release);
         }
     }
 
-    /// From here on the client lives nowhere.
-    fn leave(&self) {
+    /// From here on the client lives nowhere, unless it has left `home` before: several may find that it should.
+    fn leave(&self, home: Id) {
+        let lives_there = |place: &Place| place.runtime.as_ref().is_some_and(|runtime| runtime.id() == home);
+        if !lives_there(&self.place.lock()) {
+            return;
+        }
         self.residents().iter().for_each(|resident| resident.before_end());
         let mut place = self.place.lock();
+        if !lives_there(&place) {
+            return;
+        }
         let left = (place.runtime.take(), place.end.take());
         place.residents.iter_mut().for_each(|entry| entry.settled = None);
         self.is_settled.store(false, Ordering::Release);
@@ -275,15 +280,15 @@ impl Home {
     /// Moves to a thread of the crate if the runtime makes no progress: it is not driven, or all its threads are
     /// blocked.
     pub(crate) async fn move_if_stuck(&self) {
-        if !self.has_moved() && self.is_stuck().await {
+        if !self.has_moved() && self.stuck().await.is_some() {
             self.move_away();
         }
     }
 
-    /// Whether the client lives on another runtime, which makes no progress.
-    async fn is_stuck(&self) -> bool {
+    /// Where the client lives, if that is another runtime, which makes no progress.
+    async fn stuck(&self) -> Option<Id> {
         let here = Handle::current().id();
-        let Some(runtime) = self.runtime().filter(|runtime| runtime.id() != here) else { return false };
+        let runtime = self.runtime().filter(|runtime| runtime.id() != here)?;
         let mut probe = spawn_on(&runtime, async {});
         // If the runtime ends, that is noticed there.
         let is_stuck =
@@ -293,7 +298,7 @@ impl Home {
                 target: "leasehold::client", "the runtime on which a client lives has run no task for half a second: it is blocked, busy, or not driven; the client moves"
             );
         }
-        is_stuck
+        is_stuck.then(|| runtime.id())
     }
 
     /// Whether anybody waits on another runtime, or has waited there since this was last asked.
@@ -319,18 +324,21 @@ impl Home {
                 biased;
                 done = &mut work => return done,
                 () = ended => {}
-                () = self.until_stuck() => self.leave(),
+                stuck = self.until_stuck() => self.leave(stuck),
             }
         }
     }
 
     /// Completes when the runtime makes no progress, if that is another one.
-    async fn until_stuck(&self) {
+    async fn until_stuck(&self) -> Id {
         let here = Handle::try_current().map(|here| here.id());
         if self.runtime().is_none_or(|home| here.is_ok_and(|here| here == home.id())) {
             pending::<()>().await;
         }
-        while !self.is_stuck().await {
+        loop {
+            if let Some(stuck) = self.stuck().await {
+                return stuck;
+            }
             sleep(WATCH_INTERVAL).await;
         }
     }
@@ -376,7 +384,7 @@ impl fmt::Debug for Home {
     }
 }
 
-#[cfg(test)]
+#[cfg(all(test, not(leasehold_shuttle)))]
 mod tests {
     use std::future::pending;
     use std::thread;

@@ -84,6 +84,7 @@
 )]
 
 pub mod backend;
+#[cfg_attr(leasehold_shuttle, path = "interleavings/background.rs")]
 mod background;
 #[cfg(feature = "blocking")]
 pub mod blocking;
@@ -101,6 +102,8 @@ mod guard;
 mod handover;
 mod hash;
 mod home;
+#[cfg(leasehold_shuttle)]
+mod interleavings;
 mod label;
 mod lease;
 mod listing;
@@ -124,6 +127,7 @@ mod retry;
 mod runtime;
 mod rw_lock;
 mod semaphore;
+mod sync;
 mod ticket;
 #[cfg(feature = "tower")]
 pub mod tower;

@@ -7,11 +7,9 @@ use std::task::Poll;
 
 use futures::FutureExt;
 use futures::future::BoxFuture;
-use parking_lot::Mutex;
 use scopeguard::guard;
-use tokio::runtime::Handle;
-use tokio::task::{AbortHandle, JoinHandle};
-use tokio_util::task::AbortOnDropHandle;
+
+use crate::sync::{AbortHandle, AbortOnDropHandle, Handle, JoinHandle, Mutex};
 
 /// Spawns a task on the current runtime.
 ///
@@ -99,7 +97,7 @@ impl std::fmt::Debug for Cancel {
     }
 }
 
-#[cfg(test)]
+#[cfg(all(test, not(leasehold_shuttle)))]
 mod tests {
     use std::future::pending;
     use std::sync::Weak;

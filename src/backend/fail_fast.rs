@@ -6,7 +6,6 @@ use std::time::Duration;
 use futures::future::{BoxFuture, ready};
 use futures::stream::{BoxStream, select};
 use futures::{FutureExt, StreamExt};
-use tokio::runtime::Handle;
 use tokio::sync::Semaphore;
 
 use super::{
@@ -15,6 +14,7 @@ use super::{
 };
 use crate::home::Home;
 use crate::runtime::spawn_on;
+use crate::sync::Handle;
 
 /// Any store, whose requests fail at once with [`BackendError::FailedFast`] while it is known to be unreachable, those
 /// that wait included. Renewals and releases are not affected: they are repeated. See

@@ -6,11 +6,11 @@ use std::mem;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use parking_lot::Mutex;
 use smallvec::SmallVec;
 
 use crate::backend::LeaseId;
 use crate::hash::HashMap;
+use crate::sync::Mutex;
 
 /// The number of a waiter, in order of arrival. It is never used again, not even after its queue was removed: a waiter
 /// that has been sent a message may still leave with its number.

@@ -9,9 +9,7 @@
 use std::sync::atomic::AtomicUsize;
 use std::sync::{Arc, Weak};
 
-use parking_lot::Mutex;
 use scopeguard::{ScopeGuard, guard};
-use tokio::runtime::{Handle, Id};
 use tokio::sync::{Semaphore, oneshot};
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
@@ -33,6 +31,7 @@ use crate::observer::{Audience, Observers, ReleaseOutcome};
 use crate::options::Settings;
 use crate::origin::Origin;
 use crate::runtime::spawn_on;
+use crate::sync::{Handle, Id, Mutex};
 
 /// How many calls may ask at a time who holds what they want.
 const ASKING_WHO: usize = 8;

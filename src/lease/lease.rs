@@ -4,10 +4,9 @@
 //! have several holds, one after another: it is passed on within the client, each time under the next token. A hold is
 //! identified by its token and only asks the lease about itself.
 
-use std::sync::{Arc, OnceLock};
+use std::sync::Arc;
 use std::time::Duration;
 
-use parking_lot::Mutex;
 use tokio::sync::oneshot;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
@@ -27,6 +26,7 @@ use crate::observer::{Audience, Event, Observers, RenewalOutcome, Source};
 use crate::options::Settings;
 #[cfg(leasehold_planted)]
 use crate::planted;
+use crate::sync::{Mutex, OnceLock};
 
 /// How long waiting requests tolerate a store that does not answer: this, or four TTLs if that is longer.
 const OUTAGE: Duration = Duration::from_secs(30);

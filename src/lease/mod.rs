@@ -43,6 +43,9 @@ mod deadline;
 mod ended;
 mod engine;
 mod held;
+#[cfg(leasehold_shuttle)]
+#[path = "../interleavings/lease.rs"]
+mod interleavings;
 mod keeper;
 mod known;
 #[expect(clippy::module_inception, reason = "it is about one of them")]

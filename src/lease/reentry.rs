@@ -7,12 +7,12 @@
 
 use std::sync::Arc;
 
-use parking_lot::Mutex;
 use tokio::time::Instant;
 
 use super::lease::{Hold, Lease};
 use crate::fence::FencingToken;
 use crate::hash::HashMap;
+use crate::sync::Mutex;
 
 /// Lock key and owner.
 type Identity = (Arc<str>, Arc<str>);

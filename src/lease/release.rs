@@ -9,15 +9,13 @@ use std::mem;
 use std::pin::pin;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
-use std::sync::mpsc::{self, RecvTimeoutError};
 use std::time::Duration;
 
 use futures::future::{join, join_all};
 use futures::stream::{self, FuturesUnordered};
 use futures::{FutureExt, StreamExt};
 use scopeguard::{ScopeGuard, guard};
-use tokio::runtime::Handle;
-use tokio::sync::oneshot;
+use tokio::sync::{Notify, oneshot};
 use tokio::task::consume_budget;
 use tokio::time::{Instant, sleep, timeout};
 
@@ -32,6 +30,7 @@ use crate::background;
 use crate::error::{Error, LossReason};
 use crate::observer::{Audience, ReleaseOutcome};
 use crate::runtime::spawn_on;
+use crate::sync::{Handle, RecvTimeoutError, mpsc};
 
 /// The pause before a release that was not confirmed is sent again.
 const RETRY: Duration = Duration::from_millis(50);
@@ -274,8 +273,8 @@ impl Keeper {
     }
 
     /// Sends pending releases.
-    pub(super) async fn send_releases(&self) {
-        let (mut releases, queued) = (FuturesUnordered::new(), self.releases.listen());
+    pub(super) async fn send_releases(&self, queued: Arc<Notify>) {
+        let mut releases = FuturesUnordered::new();
         let mut drained = pin!(self.drained_at_last());
         loop {
             consume_budget().await;

@@ -9,7 +9,6 @@ use std::mem;
 use std::sync::Arc;
 use std::time::Duration;
 
-use parking_lot::Mutex;
 use scopeguard::{ScopeGuard, guard};
 use smallvec::SmallVec;
 use tokio::sync::{Notify, oneshot};
@@ -19,6 +18,7 @@ use super::known::Known;
 use super::lease::Lease;
 use crate::backend::{BackendError, LeaseRef, Released};
 use crate::hash::HashMap;
+use crate::sync::Mutex;
 
 /// The maximum number of releases in flight. The store answers them in order anyway;
 /// this bounds memory, and how long renewals wait behind them.

@@ -1,11 +1,10 @@
 //! Which tasks of a keeper run where its client lives. They are started again elsewhere when the client moves, and those
 //! that were started before are of no concern then, whatever becomes of them.
 
-use std::sync::atomic::{AtomicBool, Ordering};
-
-use parking_lot::Mutex;
+use std::sync::atomic::Ordering;
 
 use crate::runtime::Cancel;
+use crate::sync::{AtomicBool, Mutex};
 
 /// The tasks of a keeper, as far as it knows.
 #[derive(Debug, Default)]

@@ -11,11 +11,11 @@ use std::ptr;
 use std::sync::Arc;
 use std::time::Duration;
 
-use parking_lot::Mutex;
 use tokio::sync::Notify;
 use tokio::time::Instant;
 
 use super::lease::{Entry, Lease, List};
+use crate::sync::Mutex;
 
 /// How many leases are renewed together: enough to make the fixed cost of a request negligible, few enough not to hold
 /// up the store noticeably.

@@ -13,7 +13,7 @@ use std::time::Duration;
 use futures::stream::{BoxStream, FuturesUnordered};
 use futures::{FutureExt, Stream, StreamExt};
 use scopeguard::{ScopeGuard, guard};
-use tokio::runtime::Handle;
+use tokio::sync::Notify;
 use tokio::task::consume_budget;
 use tokio::time::{Instant, Sleep, sleep, sleep_until};
 use tokio_util::sync::CancellationToken;
@@ -25,9 +25,19 @@ use super::renewals::next_together;
 use crate::backend::Event;
 use crate::home::Resident;
 use crate::runtime::spawn_cancelable;
+use crate::sync::{Handle, select};
 
 /// How often the crate's own thread looks after releases.
 const WATCH_INTERVAL: Duration = Duration::from_secs(1);
+
+/// What wakes the tasks.
+struct Wakes {
+    /// A release was queued.
+    queued: Arc<Notify>,
+    /// Something is due for a lease that waits, or that is held, before the alarm.
+    waiting: Arc<Notify>,
+    held: Arc<Notify>,
+}
 
 impl Resident for Keeper {
     fn settle(&self, runtime: &Handle) {
@@ -38,9 +48,11 @@ impl Resident for Keeper {
         let events = self.backend.events();
         self.take_over();
         self.running.begin();
+        // Here, one after another: an earlier task that is only now polled must not take the place of these.
+        let wakes = self.wakes();
         let until_dropped = guard(keeper, move |keeper| keeper.tasks_were_dropped(number));
         let (_, tasks) = spawn_cancelable(runtime, async move {
-            if Arc::clone(&until_dropped).run(events).await {
+            if Arc::clone(&until_dropped).run(events, wakes).await {
                 ScopeGuard::into_inner(until_dropped).running.have_ended();
             }
         });
@@ -86,7 +98,7 @@ impl Keeper {
         loop {
             // At once when it is abandoned.
             let was_abandoned = abandoned.is_cancelled();
-            tokio::select! {
+            select! {
                 () = abandoned.cancelled(), if !was_abandoned => {}
                 () = sleep(WATCH_INTERVAL) => {}
             }
@@ -122,13 +134,13 @@ impl Keeper {
     /// Runs the keeper's duties until the client is abandoned and no release is pending. Held leases are kept here if
     /// they are not kept on the crate's own thread. `false` if one of the tasks has ended before, because the runtime
     /// ends, or in a panic.
-    async fn run(self: Arc<Self>, events: BoxStream<'static, Event>) -> bool {
+    async fn run(self: Arc<Self>, events: BoxStream<'static, Event>, wakes: Wakes) -> bool {
         let here = Handle::current();
         // Separate tasks, so that a message does not wake those that send releases, and vice versa.
-        let (queued, _cancel) = spawn_cancelable(&here, Arc::clone(&self).keep_queued(events));
+        let (queued, _cancel) = spawn_cancelable(&here, Arc::clone(&self).keep_queued(events, wakes.waiting));
         let held = async {
             if self.background.is_none() {
-                let (held, _cancel) = spawn_cancelable(&here, Arc::clone(&self).renew_held());
+                let (held, _cancel) = spawn_cancelable(&here, Arc::clone(&self).renew_held(wakes.held));
                 held.await
             } else {
                 pending().await
@@ -139,10 +151,16 @@ impl Keeper {
             biased;
             // On the crate's own thread if there is one.
             () = self.watch_store(), if self.background.is_none() => false,
-            () = self.send_releases() => true,
+            () = self.send_releases(wakes.queued) => true,
             _ = queued => false,
             _ = held => false,
         }
+    }
+
+    /// For tasks that are about to be started: those before are not woken any more.
+    fn wakes(&self) -> Wakes {
+        let [waiting, held] = [List::Waiting, List::Held].map(|list| self.schedule.rescheduled(list));
+        Wakes { queued: self.releases.listen(), waiting, held }
     }
 
     /// Makes everything due again that earlier tasks had in progress.
@@ -161,14 +179,14 @@ impl Keeper {
     /// Keeps held leases: renews them and notices their end. Runs until the client is abandoned; nothing is held after
     /// that.
     pub(super) async fn keep_held(self: Arc<Self>) {
-        tokio::select! {
-            () = Arc::clone(&self).renew_held() => {}
+        select! {
+            () = Arc::clone(&self).renew_held(self.schedule.rescheduled(List::Held)) => {}
             () = self.abandoned.cancelled() => {}
         }
     }
 
-    async fn renew_held(self: Arc<Self>) {
-        let (in_flight, rescheduled) = (AtomicUsize::new(0), self.schedule.rescheduled(List::Held));
+    async fn renew_held(self: Arc<Self>, rescheduled: Arc<Notify>) {
+        let in_flight = AtomicUsize::new(0);
         let (mut waiting, mut renewals) = (VecDeque::new(), FuturesUnordered::new());
         let mut alarm = pin!(sleep_until(Instant::now()));
         loop {
@@ -179,7 +197,7 @@ impl Keeper {
                 renewals.push(self.renew(leases, &in_flight).boxed());
             }
             set_alarm(self.schedule.set_alarm(List::Held), alarm.as_mut());
-            tokio::select! {
+            select! {
                 Some(()) = renewals.next() => {}
                 () = rescheduled.notified() => {}
                 () = &mut alarm => {}
@@ -187,8 +205,8 @@ impl Keeper {
         }
     }
 
-    async fn keep_queued(self: Arc<Self>, events: BoxStream<'static, Event>) {
-        let (mut events, rescheduled) = (events.fuse(), self.schedule.rescheduled(List::Waiting));
+    async fn keep_queued(self: Arc<Self>, events: BoxStream<'static, Event>, rescheduled: Arc<Notify>) {
+        let mut events = events.fuse();
         let mut asks = FuturesUnordered::new();
         let mut alarm = pin!(sleep_until(Instant::now()));
         loop {
@@ -199,7 +217,7 @@ impl Keeper {
                     .map(|lease| self.ask(lease).boxed()),
             );
             set_alarm(self.schedule.set_alarm(List::Waiting), alarm.as_mut());
-            tokio::select! {
+            select! {
                 () = self.handle_events(&mut events) => {}
                 Some(()) = asks.next() => {}
                 () = rescheduled.notified() => {}
