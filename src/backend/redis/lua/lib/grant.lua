@@ -18,7 +18,8 @@ end
 
 -- The fast path of a hand-over: to the waiter at this place, if it wants one permit for at most this many ms, is alive,
 -- and is reachable; a waiter of client `asker` is notified with the answer. Removes it from the queue, and returns its
--- lease id, its token, when its lease ends, in ms, as text, what to send with the answer, and its TTL in ms.
+-- lease id, its token, when its lease ends, in ms, as text, what to send with the answer, and its TTL in ms. In other
+-- cases, returns nothing and changes nothing.
 local function grant_fast(place, queue, waiters, terms, longest, clock, issue, issuer, asker)
   local id = sub(place, 18)
   -- "ticket ttl_ms alive_until_ms permits", the first with 16 digits, the third with 13; and no owner.
