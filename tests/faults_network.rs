@@ -17,7 +17,7 @@ use tokio::task::JoinHandle;
 use tokio::time::{Instant, sleep, timeout};
 
 /// Long enough that nothing here runs out by itself.
-const LONG: Duration = Duration::from_secs(30);
+const LONG: Duration = Duration::from_secs(31);
 
 /// A server, a client behind a wire, and a client beside it.
 struct Fixture {

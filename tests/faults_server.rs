@@ -19,7 +19,7 @@ use tokio::time::{Instant, sleep, timeout};
 use uuid::Uuid;
 
 /// Long enough that nothing here runs out by itself.
-const LONG: Duration = Duration::from_secs(30);
+const LONG: Duration = Duration::from_secs(31);
 
 /// A server and two clients.
 struct Fixture {

@@ -19,7 +19,7 @@ use tokio::task::JoinHandle;
 use tokio::time::timeout;
 
 /// Long enough that nothing here runs out by itself.
-const LONG: Duration = Duration::from_secs(30);
+const LONG: Duration = Duration::from_secs(31);
 
 /// A server and its clients.
 struct Fixture {

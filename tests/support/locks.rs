@@ -90,7 +90,8 @@ pub(crate) fn assert_unavailable<T: Debug>(outcome: &Result<T, Error>) {
     );
 }
 
-// What a request asks for
+// What a request asks for. One for a lock that is to have the default TTL does not state it, and then looks like a
+// release: tests that tell them apart use another TTL.
 
 pub(crate) fn asks(request: &Request) -> bool {
     // What is usual may be left out at the end.
