@@ -1,5 +1,6 @@
 //! Calling scripts: an operation in, a classified answer out. Operations that are called while others are in flight are
-//! sent together (`batch`); everything is sent through the `connection`.
+//! sent together (`batch`): `State` says which of them wait, and when there is a call for them. Everything is sent
+//! through the `connection`.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
