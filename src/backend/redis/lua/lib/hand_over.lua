@@ -52,7 +52,8 @@ local function hand_over(r, asker)
           answer = request.token
         else
           -- It ends when the place would have ended: the waiter measures it from its last request.
-          request.stated_ms, request.ttl_ms = request.ttl_ms, request.alive_until - r.clock.ms
+          local left_ms = request.alive_until - r.clock.ms
+          request.kept_ms, request.ttl_ms = math.min(request.ttl_ms, left_ms), left_ms
         end
         r.admit(r, id, request)
       else

@@ -49,7 +49,7 @@ local function hand_over_permits_fast(s, id, place, used)
   call('ZADD', s.key, ends, next)
   call('HDEL', s.holds, id)
   s.used, s.ends, s.changed = used + 1, math.min(s.ends, ends), true
-  s.lapse = math.max(s.lapse, ends + ttl_ms)
+  s.lapse = math.max(s.lapse, ends + math.min(ttl_ms, ends - s.clock.ms))
   local found = call('ZREM', s.key, id)
   if found == 0 then
     -- The holders were deleted by hand: they have just been created again.

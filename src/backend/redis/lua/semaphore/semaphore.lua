@@ -102,8 +102,8 @@ local function hold_permits(s, id, request)
   call('HSET', s.holds, id, request.permits .. ' ' .. request.token)
   set_end(s, id, request.ttl_ms)
   use(s, s.used + request.permits)
-  -- By the TTL: a lease lasts longer than that if the clock was set back since the request.
-  touch(s, request.stated_ms or request.ttl_ms)
+  -- A lease lasts longer than its TTL if the clock was set back since the request: by how far must not matter.
+  touch(s, request.kept_ms or request.ttl_ms)
 end
 
 -- Hands over what is free to those waiters that now fit (queue.lua).
