@@ -130,6 +130,11 @@ impl Example {
         self.happens(at, What::HandedOver)
     }
 
+    /// The release of the last hold is confirmed.
+    pub(super) fn is_released(&mut self, at: Micros) -> &mut Self {
+        self.happens(at, What::Released)
+    }
+
     /// Holds this many permits, and then one of them.
     pub(super) fn downgrade(
         &mut self,

@@ -1,9 +1,10 @@
-//! I5: whoever waits is served 100 ms after a release, a second after the store has refused what was released meanwhile, and
-//! a lease and a second after anything worse.
+//! I5: whoever waits is served 100 ms and two answers of the store after a release, a second after the store has refused what
+//! was released meanwhile, and a lease and a second after anything worse.
 //!
 //! What matters is for how long somebody waits while everything that anybody could ask for is free: a holder may hold
 //! for as long as it likes.
 
+use super::answers::Answers;
 use super::{Bounds, End, Hold, Rule, Verdict, words};
 use crate::history::{Effect, History, Micros, Operation, Refusal, Site};
 
@@ -15,6 +16,7 @@ pub(super) fn judge(
     site: &Site,
     operations: &[&Operation],
     holds: &[Hold<'_>],
+    answers: &Answers,
     bounds: &Bounds,
     verdict: &mut Verdict,
 ) {
@@ -23,7 +25,7 @@ pub(super) fn judge(
             verdict.broken(Rule::I5, at, format!("{}: {refusal:?}", words(operation)));
         }
     }
-    let troubles = &Troubles::of(history);
+    let troubles = &Troubles::of(history, answers);
     let most = operations.iter().map(|operation| operation.request.permits).max().unwrap_or(1);
     let mut free = Free { site, most, held: 0, waiting: 0, since: None, was_released: true };
     for (at, change) in changes(history, site, operations, holds) {
@@ -141,10 +143,11 @@ pub(super) struct Troubles<'a> {
     refusals: Faults<'a>,
     worse: Faults<'a>,
     stalls: Stalls,
+    answers: &'a Answers,
 }
 
 impl<'a> Troubles<'a> {
-    pub(super) fn of(history: &'a History) -> Self {
+    pub(super) fn of(history: &'a History, answers: &'a Answers) -> Self {
         Self {
             refusals: Faults::of(history, |effect| effect == Effect::Refuses),
             // Without what is over at once, and what delays nobody.
@@ -152,6 +155,7 @@ impl<'a> Troubles<'a> {
                 !matches!(effect, Effect::Refuses | Effect::Stalls { .. }) && effect.is_fault()
             }),
             stalls: Stalls::of(history),
+            answers,
         }
     }
 }
@@ -220,7 +224,9 @@ pub(super) fn check(
     let worse = site.lease + bounds.recovered;
     let calm = span.since
         + match (span.was_released, troubles.stalls.touch(span.since, span.to)) {
-            (true, false) => bounds.handed_over,
+            (true, false) => {
+                bounds.handed_over + bounds.answers * troubles.answers.slowest(span.since, span.to)
+            }
             (true, true) => site.lease.min(STALLED) + bounds.recovered,
             (false, _) => worse,
         };
@@ -258,6 +264,21 @@ mod tests {
         let mut run = Example::default();
         run.hold(LOCK, 1, 0..10, 100).wait(LOCK, 2, 5, 100_011..100_020, 200);
         run.breaks(I5);
+    }
+
+    #[test]
+    fn i5_a_waiter_waits_for_longer_than_two_answers_of_a_slow_store() {
+        for (waits, is_fine) in [(180_000, true), (180_001, false)] {
+            let mut run = Example::default();
+            run.hold(LOCK, 1, 0..10, 100).wait(LOCK, 2, 5, 10 + waits..20 + waits, 200);
+            run.hold(LOCK + 1, 3, 0..30_000, 100).is_released(70_000);
+            run.hold(LOCK + 1, 3, 300_000..300_001, 101).is_released(400_000);
+            if is_fine {
+                run.is_fine();
+            } else {
+                run.breaks(I5);
+            }
+        }
     }
 
     #[test]

@@ -6,13 +6,14 @@
 //! | `tokens` | **I2** Tokens increase in the order of grants, and none is issued twice |
 //! | `data` | **I3** Data that checks tokens loses no change and accepts no smaller token |
 //! | `loss`, `breaks` | **I4** A loss is told within 50 ms of the deadline, and a release by force by the next renewal |
-//! | `liveness`, `together` | **I5** Whoever waits is served 100 ms after a release, and a lease and a second after anything worse |
+//! | `liveness`, `together` | **I5** Whoever waits is served 100 ms and two answers of the store after a release, and a lease and a second after anything worse |
 //! | `remains` | **I6** Nothing is left |
 //! | `order` | **I7** Grants follow the order of arrival |
 //! | `herd` | **I8** A hand-over costs the same for any number of waiters |
 //!
 //! Each rule is one pass over what is sorted by time or token, so a million operations are judged within seconds.
 
+mod answers;
 mod breaks;
 mod data;
 mod exclusion;
@@ -27,6 +28,7 @@ mod tokens;
 use std::collections::BTreeMap;
 use std::fmt;
 
+use answers::Answers;
 use breaks::Breaks;
 
 use crate::history::{Effect, History, HoldId, Micros, Operation};
@@ -71,12 +73,14 @@ pub struct Violation {
 pub struct Bounds {
     /// How long after its deadline a loss is told.
     pub told: Micros,
-    /// How long after a release the next one holds.
+    /// How long after a release the next one holds, besides the time of some answers of the store.
     pub handed_over: Micros,
+    /// How many that are: that to the release, and that to whoever waits.
+    pub answers: u64,
     /// How much later than a lease after a fault.
     pub recovered: Micros,
-    /// How long a request may be on its way to the store: of two that were sent within this time, either may come
-    /// first.
+    /// How long a request may be on its way to the store, besides the time of an answer: of two that were sent within this
+    /// time, either may come first.
     pub on_its_way: Micros,
     /// How much more memory may be in use after a run, in bytes.
     pub memory: u64,
@@ -91,6 +95,7 @@ impl Default for Bounds {
         Self {
             told: TOLD,
             handed_over: 100_000,
+            answers: 2,
             recovered: 1_000_000,
             on_its_way: 100_000,
             memory: 16 * 1024 * 1024,
@@ -129,7 +134,7 @@ impl Verdict {
             faults: history.faults.len(),
             ..Self::default()
         };
-        let by_site = by_site(history);
+        let (by_site, answers) = (by_site(history), Answers::of(history));
         let held: Vec<_> = by_site.iter().map(|operations| holds(history, operations, bounds)).collect();
         for (index, (operations, held)) in by_site.iter().zip(&held).enumerate() {
             let site = &history.sites[index];
@@ -137,10 +142,10 @@ impl Verdict {
             exclusion::judge(history, site, held, &breaks, &mut verdict);
             breaks.judge(history, held, bounds, &mut verdict);
             tokens::judge(history, site, operations, &breaks, &mut verdict);
-            liveness::judge(history, site, operations, held, bounds, &mut verdict);
-            order::judge(history, site, operations, bounds, &mut verdict);
+            liveness::judge(history, site, operations, held, &answers, bounds, &mut verdict);
+            order::judge(history, site, operations, &answers, bounds, &mut verdict);
         }
-        together::judge(history, &held, bounds, &mut verdict);
+        together::judge(history, &held, &answers, bounds, &mut verdict);
         data::judge(history, &mut verdict);
         loss::judge(history, bounds, &mut verdict);
         remains::judge(history, bounds, &mut verdict);

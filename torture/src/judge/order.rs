@@ -5,6 +5,7 @@
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 
+use super::answers::Answers;
 use super::{Bounds, Rule, Verdict, is_same_owner, words};
 use crate::history::{Effect, History, Micros, Operation, Order, Site};
 
@@ -12,6 +13,7 @@ pub(super) fn judge(
     history: &History,
     site: &Site,
     operations: &[&Operation],
+    answers: &Answers,
     bounds: &Bounds,
     verdict: &mut Verdict,
 ) {
@@ -46,11 +48,16 @@ pub(super) fn judge(
                 let Some(first) = first.filter(|first| !re_enters && !is_same_owner(first, operation)) else {
                     continue;
                 };
-                let is_earlier = first.asked + bounds.on_its_way < operation.asked;
+                let is_earlier = |on_its_way| first.asked + on_its_way < operation.asked;
+                if !is_earlier(bounds.on_its_way) {
+                    continue;
+                }
+                let slowest = answers.slowest(first.asked, operation.asked);
                 // Both were granted, in this order, and returned in the other one.
                 let was_first = site.ordered_tokens
                     && first.granted().zip(token).is_some_and(|((_, first), token)| first < token);
-                if is_earlier && !was_first && !troubles.between(first.asked, at) {
+                if is_earlier(bounds.on_its_way + slowest) && !was_first && !troubles.between(first.asked, at)
+                {
                     let what = format!("{} before {}", words(operation), words(first));
                     verdict.broken(Rule::I7, at, what);
                 }
@@ -177,6 +184,22 @@ mod tests {
         run.wait(LOCK, 2, 50_000, LONG + 1..LONG + 2, 200);
         run.wait(LOCK, 3, 1, LONG + 3..LONG + 4, 300);
         run.is_fine();
+    }
+
+    #[test]
+    fn i7_a_request_is_on_its_way_for_as_long_as_an_answer_takes() {
+        for (took, is_fine) in [(LONG, true), (10_000, false)] {
+            let mut run = Example::default();
+            run.hold(LOCK, 1, 0..2 * LONG, 100);
+            run.hold(LOCK + 1, 1, 0..1_000, 100).is_released(1_000 + took);
+            run.wait(LOCK, 2, LONG, 2 * LONG + 1..2 * LONG + 2, 200);
+            run.wait(LOCK, 3, 1, 2 * LONG + 3..2 * LONG + 4, 300);
+            if is_fine {
+                run.is_fine();
+            } else {
+                run.breaks(I7);
+            }
+        }
     }
 
     #[test]

@@ -5,20 +5,29 @@
 
 use std::collections::BTreeMap;
 
+use super::answers::Answers;
 use super::liveness::{Span, Troubles, check};
 use super::{Bounds, Clients, End, Hold, Verdict};
 use crate::history::{History, HoldId, Micros};
 
-pub(super) fn judge(history: &History, held: &[Vec<Hold<'_>>], bounds: &Bounds, verdict: &mut Verdict) {
+pub(super) fn judge(
+    history: &History,
+    held: &[Vec<Hold<'_>>],
+    answers: &Answers,
+    bounds: &Bounds,
+    verdict: &mut Verdict,
+) {
     let groups = groups(history);
     if groups.is_empty() {
         return;
     }
     let taken = taken(held, &groups);
-    let troubles = Troubles::of(history);
+    let troubles = Troubles::of(history, answers);
     for (id, group) in &groups {
         // Each of them is waited for in its turn.
-        let bounds = Bounds { handed_over: bounds.handed_over * group.sites.len() as u64, ..*bounds };
+        let turns = group.sites.len() as u64;
+        let (handed_over, answers) = (bounds.handed_over * turns, bounds.answers * turns);
+        let bounds = Bounds { handed_over, answers, ..*bounds };
         for span in group.waits_in_vain(*id, &taken) {
             check(&history.sites[group.sites[0]], span, &troubles, &bounds, verdict);
         }
