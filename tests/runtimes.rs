@@ -1039,7 +1039,8 @@ async fn a_guard_dropped_as_the_last_thing_of_main_leaves_nothing() {
                 let args = format!("{threads} {place} {}", server.url());
                 let mut worker = Worker::start("drops_last", &args);
                 assert_eq!(worker.line().await.as_deref(), Some("locked"));
-                let waited = Duration::from_millis(worker.line().await.expect("a time").parse().expect("in ms"));
+                let waited =
+                    Duration::from_millis(worker.line().await.expect("a time").parse().expect("in ms"));
                 assert_eq!(worker.line().await, None, "it ends");
                 let key = format!("lock:{KEY_OF_LAST}");
                 // On a busy machine the time may not be enough.

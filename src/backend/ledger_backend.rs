@@ -10,6 +10,7 @@ use futures::future::BoxFuture;
 use futures::stream::{self, BoxStream, FuturesUnordered};
 use futures::{FutureExt, StreamExt};
 use parking_lot::Mutex;
+use scopeguard::{ScopeGuard, guard};
 use uuid::Uuid;
 
 use super::ledger::{Effects, Ledger, Stamp};
@@ -164,7 +165,7 @@ pub struct LedgerBackend<S> {
     client: Uuid,
     capabilities: Capabilities,
     /// For events that result from this client's own changes.
-    own: Mutex<EventSender>,
+    own: Arc<Mutex<EventSender>>,
     closing: Closing,
 }
 
@@ -174,7 +175,7 @@ impl<S: LedgerStore> LedgerBackend<S> {
     pub fn on(store: S) -> Self {
         let (client, capabilities) = (Uuid::new_v4(), store.capabilities());
         let capabilities = Capabilities { labels: true, ..capabilities };
-        Self { store, client, capabilities, own: Mutex::default(), closing: Closing::default() }
+        Self { store, client, capabilities, own: Arc::default(), closing: Closing::default() }
     }
 
     /// The same, as one of several nodes: all of them have the same client.
@@ -194,21 +195,20 @@ impl<S: LedgerStore> LedgerBackend<S> {
         key: &Arc<str>,
         mut change: impl FnMut(&mut Ledger, Stamp, &mut Effects) -> T + Send + 'static,
     ) -> Result<T, BackendError> {
-        let client = self.client;
+        let (client, own) = (self.client, OwnEvents::of(&self.own));
+        let changed = own.clone();
         let transaction = self.transact(slice::from_ref(key), move |_, ledger, stamp| {
             let mut effects = Effects::default();
             let outcome = change(ledger, stamp, &mut effects);
             let is_own = |event: &mut Event| event.lease().is_some_and(|lease| lease.client() == client);
-            let own: Vec<_> = effects.events.extract_if(.., is_own).collect();
-            ((outcome, own), effects)
+            changed.run(effects.events.extract_if(.., is_own).collect());
+            (outcome, effects)
         });
-        let Some((outcome, own)) = transaction.await?.pop() else {
+        let own = guard(own, OwnEvents::give_up);
+        let Some(outcome) = transaction.await?.pop() else {
             return Err(BackendError::Unanswered { source: "the store returned no result".into() });
         };
-        if !own.is_empty() {
-            let events = self.own.lock();
-            own.into_iter().for_each(|event| events.send(event));
-        }
+        ScopeGuard::into_inner(own).send();
         Ok(outcome)
     }
 
@@ -323,6 +323,60 @@ impl<S: LedgerStore> LedgerBackend<S> {
 
     pub(super) fn connect_error(&self, error: BackendError) -> crate::Error {
         crate::Error::from_backend(error, "connect", None, &self.capabilities.store)
+    }
+}
+
+/// The events for the client itself that a change has caused when it was run last. They are sent when it is certain that
+/// it was stored. If its caller is gone by then, or does not learn of it, the leases are asked for again instead: a store
+/// carries that out after the change.
+#[derive(Clone)]
+struct OwnEvents(Arc<Mutex<Caused>>);
+
+struct Caused {
+    events: Vec<Event>,
+    is_given_up: bool,
+    sender: Arc<Mutex<EventSender>>,
+}
+
+impl OwnEvents {
+    fn of(sender: &Arc<Mutex<EventSender>>) -> Self {
+        let (events, is_given_up, sender) = (Vec::new(), false, Arc::clone(sender));
+        Self(Arc::new(Mutex::new(Caused { events, is_given_up, sender })))
+    }
+
+    /// The change was run. These take the place of what an earlier run has caused, which was not stored.
+    fn run(&self, events: Vec<Event>) {
+        let mut caused = self.0.lock();
+        caused.events = events;
+        if caused.is_given_up {
+            caused.ask_again();
+        }
+    }
+
+    /// The change is stored.
+    fn send(self) {
+        let mut caused = self.0.lock();
+        caused.send(|event| event);
+    }
+
+    /// Nobody learns whether the change is stored.
+    fn give_up(self) {
+        let mut caused = self.0.lock();
+        caused.is_given_up = true;
+        caused.ask_again();
+    }
+}
+
+impl Caused {
+    fn ask_again(&mut self) {
+        self.send(|event| event.lease().map_or(Event::Resync, Event::AskAgain));
+    }
+
+    fn send(&mut self, instead: impl Fn(Event) -> Event) {
+        if !self.events.is_empty() {
+            let sender = self.sender.lock();
+            self.events.drain(..).map(instead).for_each(|event| sender.send(event));
+        }
     }
 }
 
@@ -538,6 +592,9 @@ impl<S: fmt::Debug> fmt::Debug for LedgerBackend<S> {
 mod tests {
     use std::collections::BTreeSet;
 
+    use tokio::sync::Semaphore;
+    use tokio::time::timeout;
+
     use super::*;
     use crate::backend::MemoryBackend;
     use crate::backend::memory::MemoryStore;
@@ -630,5 +687,59 @@ mod tests {
             }
         }
         assert_eq!(transactions.lock().len(), 1 + 4);
+    }
+
+    /// A store in memory that runs each change when it has a permit, on a task of its own, and answers when it has
+    /// another one.
+    #[derive(Debug)]
+    struct InSteps {
+        store: MemoryStore,
+        steps: Arc<Semaphore>,
+    }
+
+    impl LedgerStore for InSteps {
+        async fn transact<T: Send + 'static>(
+            &self,
+            keys: &[Arc<str>],
+            change: impl FnMut(usize, &mut Ledger, Stamp) -> (T, Effects) + Send + 'static,
+        ) -> Result<Vec<T>, BackendError> {
+            let (store, steps, keys) = (self.store.clone(), Arc::clone(&self.steps), keys.to_vec());
+            let running = tokio::spawn(async move {
+                steps.acquire().await.unwrap().forget();
+                let changed = store.transact(&keys, change).await;
+                steps.acquire().await.unwrap().forget();
+                changed
+            });
+            running.await.unwrap()
+        }
+
+        fn capabilities(&self) -> Capabilities {
+            self.store.capabilities()
+        }
+    }
+
+    #[tokio::test]
+    async fn whoever_is_granted_by_a_release_that_nobody_awaits_is_asked_for_again() {
+        for steps_before_the_drop in 0..=1 {
+            let steps = Arc::new(Semaphore::new(4));
+            let store = MemoryBackend::new().store().clone();
+            let backend = LedgerBackend::on(InSteps { store, steps: Arc::clone(&steps) });
+            let mut events = backend.events();
+            let [held, waiting] = [(); 2].map(|()| lease(&backend, "one", Kind::Mutex));
+            let request = Request::new(held.clone(), Claim::Sole, TTL);
+            assert!(matches!(backend.request(&request).await, Ok(Answer::Granted(_))));
+            let mut request = Request::new(waiting.clone(), Claim::Sole, TTL);
+            request.waits = true;
+            assert!(matches!(backend.request(&request).await, Ok(Answer::Queued(_))));
+            let release = backend.release(&held);
+            steps.add_permits(steps_before_the_drop);
+            let not_done = timeout(Duration::from_millis(50), release).await;
+            assert!(not_done.is_err(), "{not_done:?}");
+            steps.add_permits(2 - steps_before_the_drop);
+            let event = timeout(TTL, events.next()).await.expect("it is told");
+            assert!(matches!(event, Some(Event::AskAgain(lease)) if lease == waiting.id), "{event:?}");
+            steps.add_permits(2);
+            assert!(matches!(backend.request(&request).await, Ok(Answer::Granted(_))));
+        }
     }
 }
