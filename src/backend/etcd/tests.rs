@@ -16,6 +16,7 @@ use super::proto::{
 use super::value::What;
 use super::view::View;
 use super::write::{Transaction, events_with, steps};
+use crate::backend::ledger::Ledger;
 use crate::backend::ledger::random::{Operation, Outcome, Random, Site, shape};
 use crate::backend::{Event, Kind, LeaseId};
 
@@ -382,5 +383,29 @@ fn no_owner_is_admitted_again_and_nothing_is_renewed_from_a_cached_view() {
         let change = world.site.change(&operation, &outcome);
         let plan = Plan::of(&cached, &BTreeSet::new(), &world.leases, change).unwrap();
         assert!(plan.needs_fresh, "{operation:?}");
+    }
+}
+
+/// A client's changes of one key are planned together: a request whose place is not made yet comes after those of others.
+#[test]
+fn a_request_and_a_release_that_are_planned_together_overtake_nobody() {
+    for kind in [Kind::Mutex, Kind::Fair] {
+        let mut world = World::new(kind);
+        let client = |world: &World, lease: usize| world.site.leases[lease].id.client();
+        let (mine, theirs): (Vec<_>, Vec<_>) =
+            (0..world.site.leases.len()).partition(|lease| client(&world, *lease) == client(&world, 0));
+        let [held, late] = mine[..2] else { panic!("{mine:?}") };
+        let request = |lease| Operation::Request { lease, waits: true, permits: 3, tokens: 1, seconds: 3 };
+        world.carry_out(&request(held), Between::Nothing);
+        world.carry_out(&request(theirs[0]), Between::Nothing);
+        let (view, outcome) = (world.look(), RefCell::default());
+        let changes = [request(late), Operation::Release { lease: held, keep: 0 }];
+        let changes = changes.each_ref().map(|operation| world.site.change(operation, &outcome));
+        let together = |ledger: &mut Ledger, stamp| changes.iter().map(|run| run(ledger, stamp)).collect();
+        let plan = Plan::of(&view, &BTreeSet::new(), &world.leases, together).unwrap();
+        let id = |lease: usize| world.site.leases[lease].id;
+        let joins: Vec<_> = plan.joins.iter().map(|(lease, _)| *lease).collect();
+        let granted: Vec<_> = plan.updated.iter().map(|(lease, _)| *lease).collect();
+        assert_eq!((joins, granted), (vec![id(late)], vec![id(theirs[0])]), "{kind:?}");
     }
 }

@@ -15,12 +15,11 @@ use crate::backend::{BackendError, Kind, LeaseId, Ticket};
 const MAX_CONTENDED: Duration = Duration::from_secs(30);
 /// There is no clock: etcd says which holds and places there are, and times are measured from here.
 const NOW: u64 = 1 << 40;
-/// Tokens are at least this many times the revision. A transaction issues fewer numbers than that only rarely, and then
-/// the next numbers are those after the last one.
-const NUMBERS_PER_REVISION: u64 = 16;
-/// Tickets are this many times the revision that made the place, and its number among those that were made by one
-/// transaction.
-const PLACES_PER_REVISION: u64 = 128;
+/// Tokens are more than this many times the revision, and tickets this many times the revision that made the place, plus
+/// its number among those that were made by one transaction. So a request whose place is not made yet comes after all
+/// whose places are. A transaction issues more numbers than that only rarely, and then the next ones are those after the
+/// last one.
+const NUMBERS_PER_REVISION: u64 = 128;
 /// When a waiter reads again for the first time, if it does not know how long the current hold lasts. Waiters further
 /// back do so later.
 const FIRST_LOOK: Duration = Duration::from_secs(1);
@@ -184,7 +183,7 @@ impl View {
 
     pub(super) fn stamp(&self) -> Stamp {
         let revision = u64::try_from(self.revision).unwrap_or(0);
-        Stamp::new(NOW, NOW, revision.saturating_mul(NUMBERS_PER_REVISION))
+        Stamp::new(NOW, NOW, revision.saturating_add(1).saturating_mul(NUMBERS_PER_REVISION))
     }
 }
 
@@ -219,8 +218,8 @@ impl Stored {
     pub(super) fn ticket(&self) -> Option<Ticket> {
         let What::Place { index, .. } = self.value.what else { return None };
         let created = u64::try_from(self.created).unwrap_or(0);
-        let first = created.saturating_mul(PLACES_PER_REVISION);
-        Some(Ticket::new(first.saturating_add(u64::from(index) % PLACES_PER_REVISION)))
+        let first = created.saturating_mul(NUMBERS_PER_REVISION);
+        Some(Ticket::new(first.saturating_add(u64::from(index) % NUMBERS_PER_REVISION)))
     }
 }
 
