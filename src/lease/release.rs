@@ -232,7 +232,7 @@ impl Keeper {
     async fn release_behind(self: &Arc<Self>, pending: PendingRelease) -> Result<Released, BackendError> {
         let (confirm, confirmed) = oneshot::channel();
         self.queue_release(PendingRelease { confirm: Some(confirm), ..pending });
-        let confirmed = self.home.awaiting(confirmed).await;
+        let confirmed = self.home.awaiting(pin!(confirmed)).await;
         confirmed.unwrap_or_else(|gone| Err(BackendError::Unanswered { source: gone.into() }))
     }
 
