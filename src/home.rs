@@ -12,7 +12,7 @@
 
 use std::fmt;
 use std::future::{pending, poll_fn};
-use std::pin::pin;
+use std::pin::{Pin, pin};
 use std::ptr;
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Weak};
@@ -309,11 +309,12 @@ impl Home {
 
     /// Awaits something that depends on the home, which is looked after while this is polled on another runtime. That
     /// may change.
-    pub(crate) async fn awaiting<T>(self: &Arc<Self>, work: impl Future<Output = T>) -> T {
+    ///
+    /// `work` is pinned by the caller: a future that takes another one by value has room for it twice.
+    pub(crate) async fn awaiting<T>(self: &Arc<Self>, mut work: Pin<&mut impl Future<Output = T>>) -> T {
         if self.own.get().is_some() {
             return self.noticed(work).await;
         }
-        let mut work = pin!(work);
         loop {
             let mut ended = pin!(self.ended.notified());
             ended.as_mut().enable();
@@ -335,16 +336,20 @@ impl Home {
         if self.runtime().is_none_or(|home| here.is_ok_and(|here| here == home.id())) {
             pending::<()>().await;
         }
-        loop {
-            if let Some(stuck) = self.stuck().await {
-                return stuck;
+        // Rarely needed, and large.
+        Box::pin(async {
+            loop {
+                if let Some(stuck) = self.stuck().await {
+                    return stuck;
+                }
+                sleep(WATCH_INTERVAL).await;
             }
-            sleep(WATCH_INTERVAL).await;
-        }
+        })
+        .await
     }
 
-    async fn noticed<T>(&self, work: impl Future<Output = T>) -> T {
-        let (mut work, mut polled_on, mut waiting) = (pin!(work), None, None);
+    async fn noticed<T>(&self, mut work: Pin<&mut impl Future<Output = T>>) -> T {
+        let (mut polled_on, mut waiting) = (None, None);
         poll_fn(|context| {
             let polled = work.as_mut().poll(context);
             if polled.is_pending()
@@ -360,7 +365,8 @@ impl Home {
 
     /// Counts somebody who waits on this runtime, if it is another one.
     fn wait_on(&self, runtime: Id) -> Option<WaitsElsewhere<'_>> {
-        let is_elsewhere = !self.has_moved() && self.runtime().is_some_and(|home| home.id() != runtime);
+        let is_elsewhere =
+            !self.has_moved() && self.place.lock().runtime.as_ref().is_some_and(|home| home.id() != runtime);
         is_elsewhere.then(|| {
             self.awaited_elsewhere.fetch_add(1, Ordering::Relaxed);
             self.was_awaited_elsewhere.store(true, Ordering::Relaxed);
@@ -472,7 +478,8 @@ mod tests {
         first.block_on(async { home.settle() });
         home.task_was_dropped();
         assert!(home.runtime().is_some(), "another task has ended");
-        let mut waiting = home.awaiting(pending::<()>()).boxed_local();
+        let work = pin!(pending::<()>());
+        let mut waiting = home.awaiting(work).boxed_local();
         assert!(second.block_on(async { poll!(waiting.as_mut()) }).is_pending());
         drop(first);
         assert!(home.runtime().is_none());
@@ -507,7 +514,8 @@ mod tests {
         let (home, _resident) = home_that_may_move();
         let (first, second) = (runtime(), runtime());
         first.block_on(async { home.settle() });
-        let mut waiting = home.awaiting(pending::<()>()).boxed_local();
+        let work = pin!(pending::<()>());
+        let mut waiting = home.awaiting(work).boxed_local();
         let poll_on = |runtime: &Runtime, waiting: &mut LocalBoxFuture<'_, ()>| {
             assert!(runtime.block_on(async { poll!(waiting.as_mut()) }).is_pending());
         };
@@ -521,7 +529,7 @@ mod tests {
         drop(waiting);
         assert!(home.is_awaited_elsewhere(), "it gave up before it was noticed");
         assert!(!home.is_awaited_elsewhere());
-        assert_eq!(second.block_on(home.awaiting(async { 7 })), 7);
+        assert_eq!(second.block_on(home.awaiting(pin!(async { 7 }))), 7);
         assert!(!home.is_awaited_elsewhere(), "what is ready at once does not wait");
     }
 }

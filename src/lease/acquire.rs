@@ -7,7 +7,7 @@
 
 use std::future::pending;
 use std::ops::ControlFlow;
-use std::pin::pin;
+use std::pin::{Pin, pin};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -403,9 +403,10 @@ impl<'a> Waiter<'a> {
             until(deadline).await;
             found.map(|found| found.map(|found| Contention::from(found).after(looked.elapsed())))
         };
+        let message = keeper.home.awaiting(Pin::new(receiver));
         tokio::select! {
             biased;
-            message = keeper.home.awaiting(receiver) => self.received(message.ok()).map(Some),
+            message = message => self.received(message.ok()).map(Some),
             probed = not_in_time => self.time_is_up(probed),
         }
     }

@@ -1,6 +1,7 @@
 //! What all primitives of one client share: the keeper and its tasks.
 
 use std::ops::Deref;
+use std::pin::pin;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -32,7 +33,7 @@ impl Engine {
         self.check_process("close", None)?;
         drop(self.drain());
         self.ensure_running();
-        if timeout(limit, self.home.awaiting(self.drained())).await.is_err() {
+        if timeout(limit, self.home.awaiting(pin!(self.drained()))).await.is_err() {
             tracing::warn!(target: "leasehold::client", ?limit, "closed with leases that are still held or not yet released");
         }
         self.shutdown().await
@@ -45,7 +46,7 @@ impl Engine {
         let (end, given_up) = (Instant::now() + SHUTDOWN, self.given_up());
         self.close();
         self.ensure_running();
-        let drained = timeout_at(end - CLOSING, self.home.awaiting(self.drained())).await;
+        let drained = timeout_at(end - CLOSING, self.home.awaiting(pin!(self.drained()))).await;
         let given_up = self.given_up() - given_up;
         let is_done = drained.is_ok() && given_up == 0;
         // Before the backend is closed, because then the releases that are left fail for that reason.

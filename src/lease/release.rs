@@ -129,7 +129,7 @@ impl Keeper {
         };
         let renewing = (is_renewed && !is_part).then(|| guard(&**lease, stop_renewing));
         let answer = if pending.next.is_empty() {
-            self.release_in_place(pending).await
+            self.release_in_place(pending, now).await
         } else {
             self.release_behind(pending).await
         };
@@ -206,11 +206,15 @@ impl Keeper {
 
     /// Sends a release from the caller's task, again for a while if it is not confirmed, like a request that does not
     /// wait. If it is not confirmed by then, it goes to the release queue.
-    async fn release_in_place(&self, pending: PendingRelease) -> Result<Released, BackendError> {
+    async fn release_in_place(
+        &self,
+        pending: PendingRelease,
+        now: Instant,
+    ) -> Result<Released, BackendError> {
         let mut pending = guard(pending, |unconfirmed| self.queue_release(unconfirmed));
-        let give_up = Instant::now() + PERSIST;
+        let give_up = now + PERSIST;
         #[cfg(leasehold_planted)]
-        let give_up = crate::planted::give_up(Instant::now(), give_up);
+        let give_up = crate::planted::give_up(now, give_up);
         loop {
             match self.send_release(&pending.lease, pending.keep).await {
                 Err(error) if error.is_transient() && Instant::now() < give_up => {
@@ -232,7 +236,7 @@ impl Keeper {
     async fn release_behind(self: &Arc<Self>, pending: PendingRelease) -> Result<Released, BackendError> {
         let (confirm, confirmed) = oneshot::channel();
         self.queue_release(PendingRelease { confirm: Some(confirm), ..pending });
-        let confirmed = self.home.awaiting(confirmed).await;
+        let confirmed = self.home.awaiting(pin!(confirmed)).await;
         confirmed.unwrap_or_else(|gone| Err(BackendError::Unanswered { source: gone.into() }))
     }
 

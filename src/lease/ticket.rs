@@ -5,6 +5,7 @@
 //! knows. A late answer or event under a later token says that the hold that was handed over has ended, and that a request
 //! that was still on its way has taken the resource for nobody: that is released.
 
+use std::pin::pin;
 use std::sync::Arc;
 
 use futures::StreamExt;
@@ -116,7 +117,7 @@ impl Keeper {
         let renewal = [Renew::new(handed.lease.clone(), handed.terms.ttl)];
         loop {
             let sent = Instant::now();
-            let answer = match self.home.awaiting(self.backend.renew(&renewal).next()).await {
+            let answer = match self.home.awaiting(pin!(self.backend.renew(&renewal).next())).await {
                 Some((_, answer)) => answer,
                 None => Err(self.unanswered()),
             };

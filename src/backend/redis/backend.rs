@@ -1,5 +1,6 @@
 //! The operations of the contract on one Redis server.
 
+use std::pin::pin;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -32,7 +33,7 @@ impl Backend for RedisBackend {
     }
 
     fn request<'a>(&'a self, request: &'a Request) -> BoxFuture<'a, Result<Answer, BackendError>> {
-        let call = async move {
+        self.at_home(move || async move {
             let transport = self.ready(&request.lease.resource).await?;
             let described = self.descriptions.send_with_request(&self.commands, request);
             let asked = self.ask(&transport, request).await;
@@ -49,8 +50,7 @@ impl Backend for RedisBackend {
             }
             self.notifications.answered(request.lease.id, &answer);
             Ok(answer)
-        };
-        self.home.awaiting(call).boxed()
+        })
     }
 
     fn renew<'a>(&'a self, renewals: &'a [Renew]) -> BoxStream<'a, Answered> {
@@ -78,7 +78,7 @@ impl Backend for RedisBackend {
     }
 
     fn release<'a>(&'a self, lease: &'a LeaseRef) -> BoxFuture<'a, Result<Released, BackendError>> {
-        let call = async move {
+        self.at_home(move || async move {
             if self.never_connected() && self.has_requested(lease) {
                 return self.check_open().map(|()| Released::Absent);
             }
@@ -87,8 +87,7 @@ impl Backend for RedisBackend {
             let released = self.release_until_answered(lease, 0).await;
             written(described).await;
             released
-        };
-        self.home.awaiting(call).boxed()
+        })
     }
 
     fn release_permits<'a>(
@@ -96,13 +95,12 @@ impl Backend for RedisBackend {
         lease: &'a LeaseRef,
         keep: u32,
     ) -> BoxFuture<'a, Result<Released, BackendError>> {
-        let call = async move {
+        self.at_home(move || async move {
             if self.never_connected() && self.has_requested(lease) {
                 return self.check_open().map(|()| Released::Absent);
             }
             self.release_until_answered(lease, keep).await
-        };
-        self.home.awaiting(call).boxed()
+        })
     }
 
     fn handed_over(&self, lease: LeaseId) {
@@ -111,7 +109,7 @@ impl Backend for RedisBackend {
     }
 
     fn force_release<'a>(&'a self, resource: &'a Resource) -> BoxFuture<'a, Result<bool, BackendError>> {
-        let call = async move {
+        self.at_home(move || async move {
             if resource.kind.is_semaphore() {
                 return Err(BackendError::many_holders());
             }
@@ -121,8 +119,7 @@ impl Backend for RedisBackend {
             };
             let force = || async { calls::force(&self.ready(resource).await?, resource).await };
             Ok(until_answered(self.repeat_for, not_sent, force).await?.0)
-        };
-        self.home.awaiting(call).boxed()
+        })
     }
 
     fn set_limit<'a>(
@@ -131,12 +128,11 @@ impl Backend for RedisBackend {
         permits: u32,
         ttl: Duration,
     ) -> BoxFuture<'a, Result<Limit, BackendError>> {
-        let call = async move {
+        self.at_home(move || async move {
             let resize =
                 || async { calls::set_limit(&self.ready(resource).await?, resource, permits, ttl).await };
             Ok(until_answered(self.repeat_for, BackendError::is_transient, resize).await?.0)
-        };
-        self.home.awaiting(call).boxed()
+        })
     }
 
     fn inspect<'a>(
@@ -144,7 +140,7 @@ impl Backend for RedisBackend {
         resource: &'a Resource,
         detail: Detail,
     ) -> BoxFuture<'a, Result<Inspection, BackendError>> {
-        let call = async move {
+        self.at_home(move || async move {
             let inspect = || async { calls::inspect(&self.ready(resource).await?, resource, detail).await };
             let (mut inspection, _) =
                 until_answered(self.repeat_for, BackendError::is_transient, inspect).await?;
@@ -153,8 +149,7 @@ impl Backend for RedisBackend {
                 describe(&self.commands, resource, holders, waiters).await;
             }
             Ok(inspection)
-        };
-        self.home.awaiting(call).boxed()
+        })
     }
 
     fn list<'a>(&'a self, prefix: &'a str) -> BoxStream<'a, Result<Listed, BackendError>> {
@@ -190,15 +185,14 @@ impl Backend for RedisBackend {
     }
 
     fn ping(&self) -> BoxFuture<'_, Result<(), BackendError>> {
-        let call = async move {
+        self.at_home(move || async move {
             self.connections.ready().await?;
             self.connections.ping().await
-        };
-        self.home.awaiting(call).boxed()
+        })
     }
 
     fn check(&self) -> BoxFuture<'_, Result<Vec<Finding>, BackendError>> {
-        let call = async move {
+        self.at_home(move || async move {
             match self.connections.ready().await {
                 Err(BackendError::Refused { source }) if !self.connections.are_subscribed() => {
                     Ok(vec![Finding::new(Severity::Refused, source.to_string())])
@@ -207,8 +201,7 @@ impl Backend for RedisBackend {
                 Ok(()) | Err(BackendError::Refused { .. }) => self.connections.check().await,
                 Err(error) => Err(error),
             }
-        };
-        self.home.awaiting(call).boxed()
+        })
     }
 
     fn release_from_own_thread<'a>(
@@ -240,6 +233,15 @@ impl Backend for RedisBackend {
 }
 
 impl RedisBackend {
+    /// A call, which depends on the home. It is created within the future that is returned: a future that takes another
+    /// one by value has room for it twice.
+    pub(super) fn at_home<'a, T: Send, F: Future<Output = T> + Send>(
+        &'a self,
+        call: impl FnOnce() -> F + Send + 'a,
+    ) -> BoxFuture<'a, T> {
+        async move { self.home.awaiting(pin!(call())).await }.boxed()
+    }
+
     /// The transport for a call. While there is no connection to the server of `resource`, calls that should fail fast
     /// do so here.
     async fn ready(&self, resource: &Resource) -> Result<Arc<Transport>, BackendError> {

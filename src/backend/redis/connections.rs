@@ -25,6 +25,7 @@ use super::notifications::Notifications;
 use super::runtime;
 use super::transport::Transport;
 use crate::backend::{BackendError, Finding, Resource};
+use crate::closing::Closing;
 use crate::home::{Home, Resident};
 use crate::runtime::spawn_on;
 
@@ -41,7 +42,7 @@ pub(super) struct Connections {
     subscriber: Arc<Connection>,
     notifications: Arc<Notifications>,
     expected: Expected,
-    closed: CancellationToken,
+    closing: Arc<Closing>,
     /// The tasks that keep them connected.
     drivers: Mutex<Vec<JoinHandle<()>>>,
     subscription: Mutex<Option<AbortOnDropHandle<()>>>,
@@ -59,8 +60,9 @@ impl Resident for Connections {
     fn settle(&self, runtime: &Handle) {
         // Connections to servers need more than every runtime has.
         let runtime = if runtime::check_on(runtime).is_ok() { runtime } else { &self.own };
-        let mut drivers = self.commands.start(runtime, &self.closed);
-        drivers.push(self.subscriber.start(runtime, self.closed.clone()));
+        let closed = self.closing.token();
+        let mut drivers = self.commands.start(runtime, &closed);
+        drivers.push(self.subscriber.start(runtime, closed));
         let before = mem::replace(&mut *self.drivers.lock(), drivers);
         before.iter().for_each(JoinHandle::abort);
     }
@@ -73,7 +75,7 @@ impl Connections {
         subscriber: Arc<Connection>,
         notifications: Arc<Notifications>,
         expected: Expected,
-        closed: CancellationToken,
+        closing: Arc<Closing>,
     ) -> Arc<Self> {
         let connections = Arc::new(Self {
             home,
@@ -82,7 +84,7 @@ impl Connections {
             subscriber,
             notifications,
             expected,
-            closed,
+            closing,
             drivers: Mutex::default(),
             subscription: Mutex::default(),
             accepted: AtomicBool::default(),
@@ -121,7 +123,7 @@ impl Connections {
     /// Makes sure that the servers are connected and accepted. This takes time only until it was successful once; from
     /// then on, lost connections are opened again by their own tasks.
     pub(super) async fn ready(self: &Arc<Self>) -> Result<(), BackendError> {
-        if self.closed.is_cancelled() {
+        if self.closing.is_closed() {
             return Err(BackendError::Closed);
         }
         if self.are_accepted() {
@@ -129,9 +131,9 @@ impl Connections {
         }
         runtime::check()?;
         self.home.settle();
-        match self.closed.run_until_cancelled(self.join_attempt()).await {
+        match self.closing.token().run_until_cancelled(self.join_attempt()).await {
             Some(Ok(connected)) => connected,
-            Some(Err(gone)) if !self.closed.is_cancelled() => {
+            Some(Err(gone)) if !self.closing.is_closed() => {
                 Err(BackendError::NotSent { source: gone.into() })
             }
             _ => Err(BackendError::Closed),
@@ -151,7 +153,7 @@ impl Connections {
                 connections.connected().await?;
                 connections.subscribe_and_accept().await
             };
-            if let Some(connected) = connections.closed.run_until_cancelled(attempt).await {
+            if let Some(connected) = connections.closing.token().run_until_cancelled(attempt).await {
                 // Nobody may be waiting for it any more.
                 let _ = sender.send(connected);
             }

@@ -60,8 +60,7 @@ impl RedisBackend {
         prefixes: Vec<&'a str>,
     ) -> BoxStream<'a, Result<Listed, BackendError>> {
         let begin = Progress { prefixes, scans: None, seen: HashSet::default(), labels: Labels::default() };
-        let steps =
-            stream::try_unfold(begin, move |progress| self.home.awaiting(self.step(progress)).boxed());
+        let steps = stream::try_unfold(begin, move |progress| self.at_home(move || self.step(progress)));
         steps.map_ok(|listed| stream::iter(listed.into_iter().map(Ok))).try_flatten().boxed()
     }
 

@@ -158,7 +158,7 @@ pub struct RedisBackend {
     repeat_for: Duration,
     fail_fast: bool,
     statuses: Arc<Statuses>,
-    closing: Closing,
+    closing: Arc<Closing>,
 }
 
 /// For how many reply timeouts a call is repeated while the server does not answer.
@@ -191,7 +191,7 @@ impl RedisBackend {
         store: String,
     ) -> Result<Self, BackendError> {
         let own = background_handle()?;
-        let (closing, statuses) = (Closing::default(), Statuses::new(store.clone()));
+        let (closing, statuses) = (Arc::<Closing>::default(), Statuses::new(store.clone()));
         let (client, home) = settings.node_of.clone().unwrap_or_else(|| (Uuid::new_v4(), Arc::default()));
         home.may_move(&own);
         let notifications = Arc::new(Notifications::new(client, settings.quota.is_some()));
@@ -229,7 +229,7 @@ impl RedisBackend {
         let descriptions = Arc::new(Descriptions::new(client, Arc::clone(&notifications)));
         let lives = (Arc::clone(&home), own);
         let connections =
-            Connections::new(lives, commands.clone(), subscriber, notified, expected, closing.token());
+            Connections::new(lives, commands.clone(), subscriber, notified, expected, Arc::clone(&closing));
         Ok(Self {
             client,
             capabilities: Capabilities { labels: true, lists: true, ..Capabilities::new(store) },
