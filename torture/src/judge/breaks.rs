@@ -59,12 +59,16 @@ impl<'a> Breaks<'a> {
         leases <= self.unknown(at, at).count() && held.iter().all(|one| self.may_be_released(*one, at))
     }
 
-    /// Whether it was granted before a release, or is passed on within the client to which that had been granted.
+    /// Whether it was granted before a release, or is passed on within the client to which that had been granted, or is a
+    /// further hold of its owner, whom nobody has told either.
     fn may_be_released(&self, (token, operation): (u64, &Operation), at: Micros) -> bool {
-        let tokens = token.saturating_sub(TOKENS_PER_GRANT - 1)..token;
-        let earlier = self.asked.range(tokens).map(|(_, earlier)| *earlier);
-        let passed_on = earlier.filter(|earlier| earlier.request.client == operation.request.client);
-        let asked = passed_on.map(|earlier| earlier.asked).min().unwrap_or(operation.asked);
+        let tokens = token.saturating_sub(TOKENS_PER_GRANT - 1)..=token;
+        let is_of_lease = |(before, earlier): &(&u64, &&Operation)| {
+            earlier.request.client == operation.request.client
+                || **before == token && is_same_owner(earlier, operation)
+        };
+        let earlier = self.asked.range(tokens).filter(is_of_lease).map(|(_, earlier)| *earlier);
+        let asked = earlier.map(|earlier| earlier.asked).min().unwrap_or(operation.asked);
         self.unknown(at, at).any(|ended| asked.min(operation.asked) <= ended)
     }
 
@@ -131,6 +135,14 @@ mod tests {
         run.lose_by(LOCK, 1, 0..300, 100, Loss::Revoked).hold(LOCK, 2, 210..400, 200);
         run.break_by_force(LOCK, 200..205);
         assert_eq!(run.is_fine().excused, 1);
+    }
+
+    #[test]
+    fn an_owner_holds_again_what_was_released_by_force_until_that_is_told() {
+        let mut run = Example::default();
+        run.hold_as(OWNED, 1, 7, 0..300, 100).hold_as(OWNED, 2, 8, 210..400, 200);
+        run.hold_as(OWNED, 1, 7, 250..260, 100).break_by_force(OWNED, 200..205);
+        assert_eq!(run.is_fine().excused, 2);
     }
 
     #[test]
