@@ -1034,8 +1034,9 @@ async fn a_guard_dropped_as_the_last_thing_of_main_leaves_nothing() {
     let Some(server) = RedisServer::start_or_skip("the last line of main") else { return };
     for place in ["main", "task", "after", "forgotten"] {
         for threads in ["one", "several"] {
-            let mut in_time = 0;
+            let (mut in_time, mut late) = (0, 0);
             while in_time < 10 {
+                assert!(late < 100, "never done in time on {threads}: {place}");
                 let args = format!("{threads} {place} {}", server.url());
                 let mut worker = Worker::start("drops_last", &args);
                 assert_eq!(worker.line().await.as_deref(), Some("locked"));
@@ -1048,6 +1049,7 @@ async fn a_guard_dropped_as_the_last_thing_of_main_leaves_nothing() {
                     assert_eq!(server.raw().get(&key), None, "round {in_time} on {threads}: {place}");
                     in_time += 1;
                 } else {
+                    late += 1;
                     server.raw().send(&["DEL", &key]);
                 }
             }

@@ -49,15 +49,15 @@ pub(super) fn judge(
                     continue;
                 };
                 let is_earlier = |on_its_way| first.asked + on_its_way < operation.asked;
-                if !is_earlier(bounds.on_its_way) {
-                    continue;
-                }
-                let slowest = answers.slowest(first.asked, operation.asked);
                 // Both were granted, in this order, and returned in the other one.
                 let was_first = site.ordered_tokens
                     && first.granted().zip(token).is_some_and(|((_, first), token)| first < token);
-                if is_earlier(bounds.on_its_way + slowest) && !was_first && !troubles.between(first.asked, at)
-                {
+                // How slow the store was takes longest to find out.
+                let is_late = is_earlier(bounds.on_its_way)
+                    && !was_first
+                    && !troubles.between(first.asked, at)
+                    && is_earlier(bounds.on_its_way + answers.slowest(first.asked, operation.asked));
+                if is_late {
                     let what = format!("{} before {}", words(operation), words(first));
                     verdict.broken(Rule::I7, at, what);
                 }
