@@ -163,7 +163,12 @@ const CHANGES: [Change; 16] = [
         "reached = tell(id, grant_message(id, request.token, request.ticket, terms))",
         "reached = tell(id, grant_message(id, request.token, request.ticket, terms)) or true",
     ),
-    change(IgnoresLiveness, HAND_OVER, "request.ttl_ms = request.alive_until - r.clock.ms\n", ""),
+    change(
+        IgnoresLiveness,
+        HAND_OVER,
+        "request.kept_ms, request.ttl_ms = math.min(request.ttl_ms, left_ms), left_ms\n",
+        "",
+    ),
     // Only the slow path is left.
     change(
         IgnoresLiveness,

@@ -352,11 +352,8 @@ impl Keeper {
             // end.
             let has_persisted = Instant::now() >= give_up - lasts + PERSIST;
             let is_final = |error: &BackendError| has_persisted || !error.is_transient();
-            if answer.as_ref().err().is_none_or(is_final)
-                && let Some(confirm) = pending.confirm.take()
-            {
-                // The receiver is gone if the `release` future was dropped.
-                let _ = confirm.send(answer.as_ref().copied().map_err(BackendError::clone));
+            if answer.as_ref().err().is_none_or(is_final) {
+                pending.tell(answer.clone());
             }
             match answer {
                 // A request may still be on its way over a connection of the former home, if the store could not close
@@ -464,6 +461,7 @@ impl Keeper {
         pending.repeated = true;
         let released = self.backend.release_from_own_thread(&pending.lease, pending.keep).await;
         if matches!(released, Ok(Released::Held)) && pending.known != Known::Unsettled {
+            pending.tell(released);
             self.finish(pending);
         }
     }

@@ -122,6 +122,14 @@ impl PendingRelease {
             confirm: None,
         }
     }
+
+    /// Tells the caller who waits for it, if one does, what the store has answered.
+    pub(super) fn tell(&mut self, answer: Result<Released, BackendError>) {
+        if let Some(confirm) = self.confirm.take() {
+            // The receiver is gone if the `release` future was dropped.
+            let _ = confirm.send(answer);
+        }
+    }
 }
 
 impl ReleaseQueue {
