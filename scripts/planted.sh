@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Whether the torture harness would notice: builds the crate with deliberate mistakes in it (src/planted.rs), of which the environment
+# Whether the torture harness would notice: builds the crate with deliberate mistakes in it (src/planted), of which the environment
 # chooses one at run time, and runs the harness on each of them, and once more without any: `scripts/planted.sh [MISTAKE]`.
 #
 # Takes a quarter of an hour, and some minutes for the build, which is in target/planted.

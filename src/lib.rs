@@ -118,7 +118,7 @@ mod once;
 mod options;
 mod origin;
 mod permits;
-#[cfg(leasehold_planted)]
+#[cfg(any(leasehold_planted, all(test, feature = "_redis")))]
 mod planted;
 mod primitive;
 mod purpose;

@@ -27,7 +27,7 @@ impl Script {
     fn new(text: &'static str, keys: usize, code: Option<&'static str>, in_cluster: bool) -> Self {
         let source = link(text, in_cluster);
         #[cfg(leasehold_planted)]
-        let source = crate::planted::script(source);
+        let source = crate::planted::scripts::script(source);
         let hash = Sha1::from(&source).hexdigest();
         Self { source: source.into(), hash: hash.into(), keys, code, text, in_cluster: OnceLock::new() }
     }
@@ -171,5 +171,15 @@ mod tests {
         for (name, script) in ALL {
             assert!(script.source().len() <= 45_000, "{name}: {}", script.source().len());
         }
+    }
+
+    #[test]
+    fn mistakes_that_the_torture_harness_plants_can_be_planted() {
+        let sources: Vec<_> = ALL
+            .iter()
+            .flat_map(|(_, script)| [false, true].map(|in_cluster| script.variant(in_cluster)))
+            .map(|script| str::from_utf8(script.source()).expect("scripts are text"))
+            .collect();
+        crate::planted::scripts::assert_that_all_can_be_planted(sources.iter().copied());
     }
 }
