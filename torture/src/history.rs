@@ -303,7 +303,7 @@ pub struct Usage {
     pub tasks: u64,
     /// Open descriptors.
     pub descriptors: u64,
-    /// Memory of the workers, in bytes.
+    /// Memory of the workers, in bytes: the most in the first third of their time, and in the last one.
     pub memory: u64,
 }
 

@@ -82,7 +82,7 @@ pub struct Bounds {
     /// How long a request may be on its way to the store, besides the time of an answer: of two that were sent within this
     /// time, either may come first.
     pub on_its_way: Micros,
-    /// How much more memory may be in use after a run, in bytes.
+    /// How much more memory all workers may use in the last third of their time than in the first one, in bytes.
     pub memory: u64,
     /// By how many parts in a hundred the costs of hand-overs may differ.
     pub cost_percent: u64,

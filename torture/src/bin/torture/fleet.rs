@@ -29,6 +29,7 @@ pub(crate) struct Plan {
     pub(crate) each: usize,
     pub(crate) tasks: usize,
     pub(crate) long: u64,
+    pub(crate) rest: Duration,
     pub(crate) has_semaphores: bool,
     pub(crate) has_other_runtimes: bool,
     pub(crate) planted: Option<Planted>,
@@ -82,16 +83,17 @@ impl Fleet {
             each,
             tasks,
             long,
+            rest,
             has_semaphores,
             has_other_runtimes,
             planted,
             ..
         } = &self.plan;
-        let lease = lease.as_millis();
+        let (lease, rest) = (lease.as_millis(), rest.as_millis());
         let mut args: Vec<OsString> = ["worker", "--url", url, "--log"].map(OsString::from).to_vec();
         args.push(log.into());
         let more = format!(
-            "--register {register} --client {client} --seed {seed} --end {end} --lease {lease} --each {each} --tasks {tasks} --long {long}"
+            "--register {register} --client {client} --seed {seed} --end {end} --lease {lease} --each {each} --tasks {tasks} --long {long} --rest {rest}"
         );
         args.extend(more.split(' ').map(OsString::from));
         args.extend(has_semaphores.then(|| "--semaphores".into()));

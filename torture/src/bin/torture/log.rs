@@ -45,12 +45,20 @@ impl Log {
         self.line(&format!("uses {tasks} {descriptors}"));
     }
 
+    /// How much memory it uses now, in bytes.
+    pub(crate) fn memory(&self, bytes: u64) {
+        self.line(&format!("memory {} {bytes}", now()));
+    }
+
     /// In one call, so that it is there whole or not at all.
     fn line(&self, line: &str) {
         let written = (&*self.0).write_all(format!("{line}\n").as_bytes());
         written.expect("the file of events is writable");
     }
 }
+
+/// How many samples of memory are compared with as many.
+const SAMPLES: usize = 20;
 
 /// What a worker wrote down.
 #[derive(Debug, Default)]
@@ -61,6 +69,8 @@ pub(crate) struct Read {
     pub(crate) errors: BTreeMap<String, (usize, String)>,
     /// Tasks and descriptors before the first client, and after the last one, if the worker lived to see it.
     pub(crate) uses: Vec<(u64, u64)>,
+    /// How much memory it used when, in bytes.
+    pub(crate) memory: Vec<(Micros, u64)>,
 }
 
 impl Read {
@@ -74,11 +84,20 @@ impl Read {
         Ok(read)
     }
 
+    /// The most memory in the first third of the worker's time, and in the last one, if that was long enough to compare.
+    pub(crate) fn peaks(&self) -> Option<(u64, u64)> {
+        let third = self.memory.len() / 3;
+        let peak = |samples: &[(Micros, u64)]| samples.iter().map(|(_, bytes)| *bytes).max();
+        let first = peak(&self.memory[..third])?;
+        (third >= SAMPLES).then_some(first).zip(peak(&self.memory[2 * third..]))
+    }
+
     fn line(&mut self, line: &str) -> Result<(), String> {
         let wrong = || format!("not a line of a worker: {line:?}");
         match line.split_once(' ') {
             Some(("late", span)) => self.late.push(pair(span).ok_or_else(wrong)?),
             Some(("uses", counts)) => self.uses.push(pair(counts).ok_or_else(wrong)?),
+            Some(("memory", sample)) => self.memory.push(pair(sample).ok_or_else(wrong)?),
             Some(("error", error)) => {
                 let (kind, text) = error.split_once('\t').ok_or_else(wrong)?;
                 self.errors.entry(kind.to_owned()).or_insert_with(|| (0, text.to_owned())).0 += 1;

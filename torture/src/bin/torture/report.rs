@@ -97,6 +97,12 @@ impl Report<'_> {
         errors
     }
 
+    /// Of all workers, in megabytes.
+    fn memory(&self) -> Option<(u64, u64)> {
+        let (before, after) = self.ran.history.usage.as_ref()?;
+        (after.memory > 0).then_some((before.memory >> 20, after.memory >> 20))
+    }
+
     /// When workers did not run though nobody had stopped them.
     fn late(&self) -> Vec<Micros> {
         let is_stopped = |client: u32, began: Micros, ended: Micros| {
@@ -138,6 +144,12 @@ impl fmt::Display for Report<'_> {
             late.len(),
             longest / 1_000
         )?;
+        if let Some((first, last)) = self.memory() {
+            writeln!(
+                f,
+                "{first} MB of memory in the first third of the workers' time at most, {last} MB in the last\n"
+            )?;
+        }
         for (rule, what) in RULES {
             writeln!(f, "{rule:?}  {:>6} violations: {what}", verdict.count(rule))?;
         }

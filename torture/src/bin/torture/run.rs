@@ -58,6 +58,9 @@ pub(crate) struct Options {
     /// so five times as often.
     #[arg(long, value_parser = clap::value_parser!(u64).range(1..))]
     pub(crate) long: Option<u64>,
+    /// For how long a task rests at most before it asks again, in milliseconds. In a longer run, so that the machine is not busy.
+    #[arg(long, default_value_t = 6, value_parser = clap::value_parser!(u64).range(1..))]
+    pub(crate) rest: u64,
     /// Of all leases, in milliseconds; a second by default, and two on etcd.
     #[arg(long)]
     pub(crate) lease: Option<u64>,
@@ -107,11 +110,11 @@ impl Options {
 
     /// What repeats this run.
     pub(crate) fn command(&self) -> String {
-        let Self { store, scenario, seed, seconds, workers, each, tasks, slack, .. } = self;
+        let Self { store, scenario, seed, seconds, workers, each, tasks, rest, slack, .. } = self;
         let long = self.long();
         let mut command = format!(
             "torture --store {} --scenario {} --seed {seed} --seconds {seconds} --workers {workers} --each {each} \
-             --tasks {tasks} --long {long} --lease {} --slack {slack}",
+             --tasks {tasks} --long {long} --rest {rest} --lease {} --slack {slack}",
             store.name(),
             scenario.name,
             self.lease().as_millis()
@@ -135,6 +138,7 @@ impl Options {
             each: self.each,
             tasks: self.tasks,
             long: self.long(),
+            rest: Duration::from_millis(self.rest),
             has_semaphores: self.store.has_semaphores(),
             has_other_runtimes: self.scenario.has_other_runtimes,
             planted: self.planted,
@@ -270,7 +274,7 @@ fn not_running(client: u32, began: Micros, ended: Micros) -> Fault {
     Fault { began, ended, what: NOT_RUNNING.to_owned(), effect: Effect::Stalls { client } }
 }
 
-/// Of the workers that lived to the end, and of the store.
+/// Of the workers that lived to the end, of the store, and the memory of those who lived long enough.
 fn usage(read: &[(u32, Read)], connections: Option<(u64, u64)>, records: Vec<String>) -> (Usage, Usage) {
     let (mut before, mut after) = (Usage::default(), Usage { records, ..Usage::default() });
     for (_, read) in read {
@@ -279,6 +283,10 @@ fn usage(read: &[(u32, Read)], connections: Option<(u64, u64)>, records: Vec<Str
             before.descriptors += then.1;
             after.tasks += now.0;
             after.descriptors += now.1;
+        }
+        if let Some((then, now)) = read.peaks() {
+            before.memory += then;
+            after.memory += now;
         }
     }
     if let Some((then, now)) = connections {

@@ -7,9 +7,9 @@ mod handle;
 mod lease;
 mod open;
 mod several;
+mod usage;
 mod user;
 
-use std::fs;
 use std::io;
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -22,8 +22,8 @@ use leasehold::{Client, Error, MutexOptions};
 use leasehold_torture::history::{HoldId, Micros};
 use tokio::runtime::{Builder, Handle as Runtime, Runtime as OtherRuntime};
 use tokio::sync::oneshot;
-use tokio::task::spawn_blocking;
-use tokio::time::{Instant, sleep, timeout};
+use tokio::task::{JoinSet, spawn_blocking};
+use tokio::time::{sleep, timeout};
 
 use crate::clock::{micros, now};
 use crate::log::Log;
@@ -31,7 +31,7 @@ use crate::register::Registered;
 use crate::sites::{self, Taken};
 use beside::Beside;
 use handle::Held;
-use lease::LOOK;
+use usage::{settled, usage};
 use user::User;
 
 /// How often a worker looks whether it runs at all.
@@ -76,6 +76,9 @@ pub(crate) struct Orders {
     /// One of how many sections is long.
     #[arg(long)]
     pub(crate) long: u64,
+    /// For how long a task rests at most before it asks again, in milliseconds.
+    #[arg(long)]
+    pub(crate) rest: u64,
     /// Whether the store has semaphores.
     #[arg(long)]
     pub(crate) semaphores: bool,
@@ -162,7 +165,9 @@ pub(crate) async fn work(orders: Orders) -> io::Result<()> {
         runtime: Runtime::current(),
     };
     let shared = Arc::new(shared);
-    let heart = tokio::spawn(beat(Arc::clone(&shared)));
+    let mut watching = JoinSet::new();
+    watching.spawn(beat(Arc::clone(&shared)));
+    watching.spawn(usage::watch_memory(shared.log.clone()));
     let users =
         (0..shared.sites.len()).flat_map(|site| (0..shared.orders.tasks).map(move |task| (site, task)));
     let users: Vec<_> =
@@ -186,9 +191,7 @@ pub(crate) async fn work(orders: Orders) -> io::Result<()> {
     for task in ended {
         task.map_err(io::Error::other)?.map_err(io::Error::other)?;
     }
-    heart.abort();
-    // What it was is of no interest.
-    let _ = heart.await;
+    watching.shutdown().await;
     close(&shared.client, &shared.log).await;
     let shared = Arc::into_inner(shared).ok_or_else(|| io::Error::other("a task goes on"))?;
     let Shared { client, log, register, forgotten, .. } = shared;
@@ -239,26 +242,6 @@ async fn end_later(home: Option<OtherRuntime>) {
     let Some(runtime) = home else { return };
     sleep(MOVES).await;
     runtime.shutdown_background();
-}
-
-/// How long what a client leaves behind may take to go.
-const SETTLED: Duration = Duration::from_secs(5);
-
-/// What is used once it is no more than before.
-async fn settled(before: (usize, usize)) -> io::Result<(usize, usize)> {
-    let end = Instant::now() + SETTLED;
-    loop {
-        let now = usage()?;
-        if now.0 <= before.0 && now.1 <= before.1 || Instant::now() > end {
-            return Ok(now);
-        }
-        sleep(LOOK).await;
-    }
-}
-
-/// Tasks of this runtime, and open descriptors.
-fn usage() -> io::Result<(usize, usize)> {
-    Ok((Runtime::current().metrics().num_alive_tasks(), fs::read_dir("/proc/self/fd")?.count()))
 }
 
 async fn connect(orders: &Orders, log: &Log) -> Client {

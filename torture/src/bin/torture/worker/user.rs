@@ -109,7 +109,8 @@ impl User {
 
     async fn rest(&mut self) {
         // An owner comes in past those who wait for it: its tasks must not keep the lock by turns.
-        let pause = if self.taken().kind == Kind::Reentrant { 30..150 } else { 0..6 };
+        let rest = self.shared.orders.rest;
+        let pause = if self.taken().kind == Kind::Reentrant { 30..rest.max(150) } else { 0..rest };
         sleep(self.random.millis(pause)).await;
     }
 

@@ -1,0 +1,50 @@
+//! What the process of a worker uses: it must not grow, and what its client used is gone with it.
+
+use std::fs;
+use std::io;
+use std::time::Duration;
+
+use rustix::param::page_size;
+use tokio::runtime::Handle as Runtime;
+use tokio::time::{Instant, sleep};
+
+use super::lease::LOOK;
+use crate::log::Log;
+
+/// How often memory is noted.
+const NOTED: Duration = Duration::from_secs(1);
+/// How long what a client leaves behind may take to go.
+const SETTLED: Duration = Duration::from_secs(5);
+
+/// What is used once it is no more than before.
+pub(super) async fn settled(before: (usize, usize)) -> io::Result<(usize, usize)> {
+    let end = Instant::now() + SETTLED;
+    loop {
+        let now = usage()?;
+        if now.0 <= before.0 && now.1 <= before.1 || Instant::now() > end {
+            return Ok(now);
+        }
+        sleep(LOOK).await;
+    }
+}
+
+/// Tasks of this runtime, and open descriptors.
+pub(super) fn usage() -> io::Result<(usize, usize)> {
+    Ok((Runtime::current().metrics().num_alive_tasks(), fs::read_dir("/proc/self/fd")?.count()))
+}
+
+/// Notes how much memory there is, again and again.
+pub(super) async fn watch_memory(log: Log) {
+    loop {
+        log.memory(memory().expect("a process can read how much memory it uses"));
+        sleep(NOTED).await;
+    }
+}
+
+/// How much memory of this process is resident, in bytes.
+fn memory() -> io::Result<u64> {
+    let pages = fs::read_to_string("/proc/self/statm")?;
+    let resident = pages.split(' ').nth(1).ok_or_else(|| io::Error::other("no number of pages"))?;
+    let resident: u64 = resident.parse().map_err(io::Error::other)?;
+    Ok(resident * page_size() as u64)
+}
