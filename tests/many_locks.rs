@@ -31,10 +31,11 @@ use std::time::Duration;
 
 use etcd::EtcdServer;
 use file::SqliteFile;
+use futures::future::join_all;
 use futures::{FutureExt, StreamExt, stream};
 use leasehold::{
     Client, Error, Fence, FencingToken, Guard, LeaseEnd, LeaseTicket, LossReason, MutexOptions, RwLock,
-    WriteGuard,
+    SemaphoreOptions, WriteGuard,
 };
 use mysql::MysqlServer;
 use parking_lot::Mutex;
@@ -169,6 +170,7 @@ promises! {
     one_that_wants_many_is_not_starved_by_those_that_want_one,
     a_holder_of_several_that_is_killed_blocks_others_for_a_ttl,
     a_ticket_is_passed_on_to_nobody,
+    permits_that_were_handed_over_go_back_to_those_who_wait_where_they_came_from,
     permits_owners_and_readers_are_handed_over_as_they_are,
     a_ticket_that_is_not_resumed_in_time_is_worth_nothing,
 }
@@ -753,6 +755,38 @@ async fn a_ticket_is_passed_on_to_nobody(store: Store) {
         assert!(within(SOON, next).await.expect("granted").token() > token);
     }
     until_all_free(&second, &["nobody".to_owned()]).await;
+}
+
+/// They are released by another client than that which has requested them, many at once, so that some of it may be sent
+/// together.
+async fn permits_that_were_handed_over_go_back_to_those_who_wait_where_they_came_from(store: Store) {
+    const ALL: usize = 16;
+    if !store.has_tickets() {
+        return;
+    }
+    let (first, second) = (store.client(), store.client());
+    let names = (0..ALL).map(|n| format!("there and back {n}"));
+    // A request is repeated only after a third of it.
+    let long = SemaphoreOptions::new().ttl(SOON * 6);
+    let semaphores: Vec<_> =
+        names.map(|name| first.counting_semaphore_with(&name, 1, long.clone()).expect("valid")).collect();
+    let resumed = join_all(semaphores.iter().map(async |semaphore| {
+        let guard = semaphore.acquire().await.expect("free");
+        second.resume(&guard.into_ticket().expect("held")).await.expect("in time")
+    }));
+    let guards = resumed.await;
+    let mut waiting: Vec<_> =
+        semaphores.iter().cloned().map(|one| tokio::spawn(async move { one.acquire().await })).collect();
+    for semaphore in &semaphores {
+        eventually(SOON, || async { semaphore.inspect().await.is_ok_and(|now| !now.waiters.is_empty()) })
+            .await;
+    }
+    let released = join_all(guards.into_iter().map(Guard::release)).await;
+    assert!(released.iter().all(Result::is_ok), "{released:?}");
+    let served = within(SOON, join_all(&mut waiting)).await;
+    for guard in served {
+        guard.expect("no panic").expect("granted").release().await.expect("held");
+    }
 }
 
 async fn permits_owners_and_readers_are_handed_over_as_they_are(store: Store) {

@@ -369,5 +369,6 @@ async fn release(
         return Ok(Released::Held);
     }
     let operation = calls::to_release(lease, keep, gap);
+    let operation = if transport.notifications.are_for(lease.id) { operation } else { operation.alone() };
     transport.ask(operation, transport.reply_timeout, read_released).await
 }

@@ -12,7 +12,8 @@
 //! * Operations are sent in the order in which they were called, and one whose future is dropped while it is queued is
 //!   not sent. Otherwise the release of a request that was given up could reach the server before the request.
 //! * If a release grants permits to another request of this client, the grant is part of the answer, which saves a
-//!   message. If the answer is lost, all waiting requests of the client are repeated as soon as the server answers
+//!   message. (A lease that another client has handed over is released in a call of its own: its id names that client, to
+//!   which this answer does not go.) If the answer is lost, all waiting requests of the client are repeated as soon as the server answers
 //!   again.
 
 use std::collections::VecDeque;
@@ -58,7 +59,7 @@ impl Transport {
         self: &Arc<Self>,
         operation: Operation,
     ) -> impl Future<Output = Result<Value, CallError>> + Send + use<'_> {
-        let code = operation.script.code();
+        let code = operation.code();
         let direct = code.and_then(|_| self.go_direct(operation.resource.kind));
         match code {
             // It does not wait forever: the calls before it have a timeout, and then the queue is rejected.

@@ -182,9 +182,13 @@ impl Notifications {
         self.listener.lock().events.send(event);
     }
 
+    /// Whether this client has requested this lease, and so is told of it.
+    pub(super) fn are_for(&self, lease: LeaseId) -> bool {
+        lease.client() == self.client
+    }
+
     pub(super) fn read(&self, message: &str) -> Option<Event> {
-        let is_ours = |lease: LeaseId| lease.client() == self.client;
-        let event = read(message).filter(|event| event.lease().is_none_or(is_ours));
+        let event = read(message).filter(|event| event.lease().is_none_or(|lease| self.are_for(lease)));
         match &event {
             Some(Event::Granted { lease, .. }) => {
                 self.forget(lease.id);

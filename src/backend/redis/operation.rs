@@ -24,6 +24,8 @@ const USUAL_ARGS: usize = 7;
 pub(super) struct Operation {
     pub(super) script: &'static Script,
     pub(super) resource: Resource,
+    /// Never part of a batch.
+    is_alone: bool,
     /// The arguments, one after another, and where each ends: an allocation for each would cost more than everything
     /// else.
     args: SmallVec<[u8; USUAL_SIZE]>,
@@ -32,7 +34,18 @@ pub(super) struct Operation {
 
 impl Operation {
     pub(super) fn new(script: &'static Script, resource: &Resource) -> Self {
-        Self { script, resource: resource.clone(), args: SmallVec::new(), ends: SmallVec::new() }
+        let (args, ends) = (SmallVec::new(), SmallVec::new());
+        Self { script, resource: resource.clone(), is_alone: false, args, ends }
+    }
+
+    pub(super) const fn alone(mut self) -> Self {
+        self.is_alone = true;
+        self
+    }
+
+    /// What stands for it in a batch, if it can be part of one.
+    pub(super) const fn code(&self) -> Option<&'static str> {
+        if self.is_alone { None } else { self.script.code() }
     }
 
     pub(super) fn lease(mut self, id: LeaseId) -> Self {
