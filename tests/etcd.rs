@@ -336,6 +336,38 @@ async fn a_request_whose_answer_was_lost_is_answered_when_it_is_repeated() {
     assert_eq!(backend.release(&own).await.expect("the wire is whole"), Released::Held);
 }
 
+/// There is always room, and what it wants to store is out of date each time that it arrives; but a place is made whatever
+/// others do.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_client_with_a_slow_network_is_served_while_a_fast_one_takes_permits_again_and_again() {
+    let Some(server) = EtcdServer::start_or_skip("slow and fast clients") else { return };
+    let (fast, wire) = (server.client().await, Wire::start(server.port()).await);
+    let slow = Client::connect(&wire.url()).await.expect("the wire is whole");
+    let taking = tokio::spawn({
+        let semaphore = fast.counting_semaphore(NAME, 8).expect("valid");
+        async move {
+            loop {
+                semaphore.acquire().await.expect("granted").release().await.expect("held");
+            }
+        }
+    });
+    let semaphore = slow.counting_semaphore(NAME, 8).expect("valid");
+    let slowly = async {
+        loop {
+            // Only requests pass, and then only answers.
+            for (to_server, to_client) in [(false, true), (true, false)] {
+                wire.hold_towards(to_server, to_client);
+                sleep(ms(20)).await;
+            }
+        }
+    };
+    tokio::select! {
+        guard = within(SECOND * 10, semaphore.acquire()) => drop(guard.expect("granted")),
+        () = slowly => {}
+    }
+    taking.abort();
+}
+
 // Messages to other clients
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

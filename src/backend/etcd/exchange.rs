@@ -29,6 +29,9 @@ pub(super) struct Exchange<'a> {
     batch: &'a mut KeyBatch<View>,
     /// The places that were made for this batch.
     joined: BTreeSet<LeaseId>,
+    /// Whether others have changed the resource first. From then on, whoever waits gets a place before anything else: others
+    /// who are faster might come first each time, and only a place is made whatever they do.
+    has_lost: bool,
 }
 
 /// Which holds and places are certainly not there any more.
@@ -61,7 +64,7 @@ enum Joined {
 
 impl<'a> Exchange<'a> {
     pub(super) const fn new(calls: Calls<'a>, batch: &'a mut KeyBatch<View>) -> Self {
-        Self { calls, batch, joined: BTreeSet::new() }
+        Self { calls, batch, joined: BTreeSet::new(), has_lost: false }
     }
 
     pub(super) async fn carry_out(&mut self) -> Result<(), Stop> {
@@ -97,7 +100,7 @@ impl<'a> Exchange<'a> {
             match self.write(now, &plan, limit).await? {
                 Written::Stored(now) => return self.finish(Some(now), gone).await,
                 Written::Enough => return self.finish(None, gone).await,
-                Written::Conflict(now) => view = Some(now),
+                Written::Conflict(now) => (view, self.has_lost) = (Some(now), true),
                 Written::LeaseEnded => {}
             }
         }
@@ -167,7 +170,8 @@ impl<'a> Exchange<'a> {
     }
 
     fn plan_for(&self, now: &View) -> Result<Plan, BackendError> {
-        Plan::of(now, &self.joined, &self.calls.shared.leases, running(&self.batch.tasks))
+        let must_join = self.has_lost && self.joined.is_empty();
+        Plan::of(now, &self.joined, must_join, &self.calls.shared.leases, running(&self.batch.tasks))
     }
 
     /// Creates places, and reads the resource. If the view is cached, and its holds may all have ended, takes the lock

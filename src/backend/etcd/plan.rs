@@ -35,16 +35,18 @@ pub(super) struct Plan {
 }
 
 impl Plan {
-    /// Runs the changes on what is there. `joined` are the places that were created for them.
+    /// Runs the changes on what is there. `joined` are the places that were created for them. If `must_join`, those who
+    /// wait get a place even if there is room.
     pub(super) fn of(
         view: &View,
         joined: &BTreeSet<LeaseId>,
+        must_join: bool,
         leases: &Leases,
         run: impl Fn(&mut Ledger, Stamp) -> Effects,
     ) -> Result<Self, BackendError> {
         let carry_out = |without: &BTreeSet<LeaseId>| {
             let before = view.ledger(leases, without)?;
-            let mut after = before.clone();
+            let mut after = if must_join { before.clone().joining_first() } else { before.clone() };
             let effects = run(&mut after, view.stamp());
             Ok::<_, BackendError>((before, after, effects))
         };

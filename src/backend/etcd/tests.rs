@@ -187,7 +187,8 @@ impl World {
         let mut view = self.cached.take().filter(|_| is_known);
         for _ in 0..8 {
             let now = view.take().unwrap_or_else(|| self.look());
-            let plan = Plan::of(&now, &joined, &self.leases, self.site.change(operation, &outcome)).unwrap();
+            let plan =
+                Plan::of(&now, &joined, false, &self.leases, self.site.change(operation, &outcome)).unwrap();
             if !plan.joins.is_empty() {
                 joined.extend(self.join(&plan));
                 continue;
@@ -243,7 +244,7 @@ impl World {
         }
         self.site.replace_revoked(&join);
         let change = self.site.change(&join, &outcome);
-        let plan = Plan::of(&self.look(), &BTreeSet::new(), &self.leases, change).unwrap();
+        let plan = Plan::of(&self.look(), &BTreeSet::new(), false, &self.leases, change).unwrap();
         let is_new = !plan.joins.is_empty();
         self.join(&plan);
         is_new.then_some(join)
@@ -381,7 +382,7 @@ fn no_owner_is_admitted_again_and_nothing_is_renewed_from_a_cached_view() {
     let (cached, outcome) = (world.cached.take().unwrap(), RefCell::default());
     for operation in [request(1), Operation::Renew { lease: 0, seconds: 3 }] {
         let change = world.site.change(&operation, &outcome);
-        let plan = Plan::of(&cached, &BTreeSet::new(), &world.leases, change).unwrap();
+        let plan = Plan::of(&cached, &BTreeSet::new(), false, &world.leases, change).unwrap();
         assert!(plan.needs_fresh, "{operation:?}");
     }
 }
@@ -402,10 +403,28 @@ fn a_request_and_a_release_that_are_planned_together_overtake_nobody() {
         let changes = [request(late), Operation::Release { lease: held, keep: 0 }];
         let changes = changes.each_ref().map(|operation| world.site.change(operation, &outcome));
         let together = |ledger: &mut Ledger, stamp| changes.iter().map(|run| run(ledger, stamp)).collect();
-        let plan = Plan::of(&view, &BTreeSet::new(), &world.leases, together).unwrap();
+        let plan = Plan::of(&view, &BTreeSet::new(), false, &world.leases, together).unwrap();
         let id = |lease: usize| world.site.leases[lease].id;
         let joins: Vec<_> = plan.joins.iter().map(|(lease, _)| *lease).collect();
         let granted: Vec<_> = plan.updated.iter().map(|(lease, _)| *lease).collect();
         assert_eq!((joins, granted), (vec![id(late)], vec![id(theirs[0])]), "{kind:?}");
+    }
+}
+
+#[test]
+fn after_a_lost_race_whoever_waits_gets_a_place_even_if_there_is_room() {
+    for kind in [Kind::Mutex, Kind::Reentrant, Kind::Counting, Kind::Fair] {
+        let world = World::new(kind);
+        let (view, outcome) = (world.look(), RefCell::default());
+        for waits in [true, false] {
+            let request = Operation::Request { lease: 0, waits, permits: 1, tokens: 1, seconds: 3 };
+            let change = world.site.change(&request, &outcome);
+            let plan = Plan::of(&view, &BTreeSet::new(), true, &world.leases, change).unwrap();
+            assert_eq!(
+                (plan.joins.len(), plan.begun.len()),
+                (usize::from(waits), usize::from(!waits)),
+                "{kind:?}"
+            );
+        }
     }
 }
