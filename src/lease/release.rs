@@ -359,6 +359,7 @@ impl Keeper {
                 // A request may still be on its way over a connection of the former home, if the store could not close
                 // that.
                 Ok(_) if pending.known == Known::Unsettled && self.home.has_just_moved(ON_ITS_WAY) => {
+                    self.releases.settle(pending);
                     sleep(pause).await;
                     pause *= 2;
                 }

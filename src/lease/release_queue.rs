@@ -64,6 +64,9 @@ struct Queue {
     pending: VecDeque<PendingRelease>,
     /// The keys for which a release is queued or in flight.
     unfinished: HashMap<Arc<str>, Numbers>,
+    /// Those that were confirmed, and are repeated because a request may still be on its way: no other request waits for
+    /// them.
+    settling: Vec<Number>,
     next_number: Number,
     /// How many were taken out.
     sent: u64,
@@ -198,11 +201,17 @@ impl ReleaseQueue {
     pub(super) fn finish(&self, pending: ScopeGuard<PendingRelease, impl FnOnce(PendingRelease)>) {
         let PendingRelease { number, lease, .. } = ScopeGuard::into_inner(pending);
         let mut queue = self.queue.lock();
-        if let Entry::Occupied(mut numbers) = queue.unfinished.entry(lease.resource.key) {
-            numbers.get_mut().retain(|other| *other != number);
-            if numbers.get().is_empty() {
-                numbers.remove();
-            }
+        queue.remove(lease.resource.key, number);
+        queue.settling.retain(|other| *other != number);
+        drop(queue);
+        self.finished.notify_waiters();
+    }
+
+    /// A release was confirmed, and is repeated all the same.
+    pub(super) fn settle(&self, pending: &PendingRelease) {
+        let mut queue = self.queue.lock();
+        if queue.remove(Arc::clone(&pending.lease.resource.key), pending.number) {
+            queue.settling.push(pending.number);
         }
         drop(queue);
         self.finished.notify_waiters();
@@ -230,7 +239,8 @@ impl ReleaseQueue {
 
     /// Whether a release with a number below this one is queued or in flight.
     pub(super) fn is_any_late(&self, below: Number) -> bool {
-        self.queue.lock().unfinished.values().flatten().any(|number| *number < below)
+        let queue = self.queue.lock();
+        queue.unfinished.values().flatten().chain(&queue.settling).any(|number| *number < below)
     }
 
     /// Whether a release with a number below this one is queued although fewer than `max` are in flight.
@@ -250,7 +260,7 @@ impl ReleaseQueue {
 
     /// Waits until no release is pending and `done` returns true.
     pub(super) async fn drained(&self, done: impl Fn() -> bool + Send + Sync) {
-        self.until(|queue| queue.unfinished.is_empty() && done()).await;
+        self.until(|queue| queue.unfinished() == 0 && done()).await;
     }
 
     /// Makes [`drained`](Self::drained) evaluate its condition again.
@@ -277,9 +287,21 @@ impl Queue {
         pending
     }
 
+    /// Returns whether a request may have waited for it.
+    fn remove(&mut self, key: Arc<str>, number: Number) -> bool {
+        let Entry::Occupied(mut numbers) = self.unfinished.entry(key) else { return false };
+        let were = numbers.get().len();
+        numbers.get_mut().retain(|other| *other != number);
+        let is_removed = numbers.get().len() < were;
+        if numbers.get().is_empty() {
+            numbers.remove();
+        }
+        is_removed
+    }
+
     /// How many releases are queued or in flight.
     fn unfinished(&self) -> usize {
-        self.unfinished.values().map(SmallVec::len).sum()
+        self.unfinished.values().map(SmallVec::len).sum::<usize>() + self.settling.len()
     }
 }
 
@@ -354,6 +376,26 @@ mod tests {
             queue.finish(next);
         }
         assert!(queue.unfinished() == 0);
+    }
+
+    #[tokio::test]
+    async fn a_release_that_is_confirmed_and_repeated_delays_no_request_but_a_shutdown() {
+        let queue = ReleaseQueue::default();
+        queue.push(orphan());
+        let (mut finished, mut drained) = (pin!(queue.finished("a")), pin!(queue.drained(|| true)));
+        assert!(poll!(&mut finished).is_pending() && poll!(&mut drained).is_pending());
+        let mut release = queue.pop().unwrap();
+        for _ in 0..2 {
+            queue.settle(&release);
+            assert!(poll!(&mut finished).is_ready() && poll!(&mut drained).is_pending());
+            assert!(queue.unfinished() == 1 && queue.is_any_late(1));
+            finished.set(queue.finished("a"));
+            // Its runtime ends, and the next one takes it over.
+            drop(release);
+            release = queue.pop().unwrap();
+        }
+        queue.finish(release);
+        assert!(poll!(&mut drained).is_ready() && queue.unfinished() == 0);
     }
 
     #[tokio::test]

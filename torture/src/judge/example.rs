@@ -190,11 +190,22 @@ impl Example {
     }
 
     pub(super) fn fail(&mut self, site: usize, client: u32, asked: Micros, at: Micros) -> &mut Self {
-        self.ask(site, client, asked).happens(at, What::Refused(Refusal::Failed))
+        self.refuse(site, client, asked, at, Refusal::Failed)
     }
 
     pub(super) fn drop_request(&mut self, site: usize, client: u32, asked: Micros, at: Micros) -> &mut Self {
-        self.ask(site, client, asked).happens(at, What::Refused(Refusal::Dropped))
+        self.refuse(site, client, asked, at, Refusal::Dropped)
+    }
+
+    pub(super) fn refuse(
+        &mut self,
+        site: usize,
+        client: u32,
+        asked: Micros,
+        at: Micros,
+        refusal: Refusal,
+    ) -> &mut Self {
+        self.ask(site, client, asked).happens(at, What::Refused(refusal))
     }
 
     pub(crate) fn ask(&mut self, site: usize, client: u32, asked: Micros) -> &mut Self {

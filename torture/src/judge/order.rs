@@ -7,7 +7,7 @@ use std::collections::{BTreeMap, BTreeSet, HashMap};
 
 use super::answers::Answers;
 use super::{Bounds, Rule, Verdict, is_same_owner, words};
-use crate::history::{Effect, History, Micros, Operation, Order, Site};
+use crate::history::{Effect, History, Micros, Operation, Order, Refusal, Site};
 
 pub(super) fn judge(
     history: &History,
@@ -82,7 +82,10 @@ fn changes(history: &History, operations: &[&Operation]) -> Vec<(Micros, Change,
         if operation.request.together.is_some() || operation.request.continues.is_some() {
             continue;
         }
-        // Of those that do not wait, and are refused, nothing was promised.
+        // It did not wait, however late its answer came, so it had no place.
+        if matches!(operation.returned, Some((_, Err(Refusal::Busy)))) {
+            continue;
+        }
         changes.push((operation.asked, Change::Asks, index));
         let died = clients.killed.get(&operation.request.client).copied().unwrap_or(Micros::MAX);
         match operation.returned {
@@ -147,7 +150,7 @@ impl Troubles {
 
 #[cfg(test)]
 mod tests {
-    use crate::history::Effect;
+    use crate::history::{Effect, Refusal};
     use crate::judge::Rule::I7;
     use crate::judge::example::{Example, IN_TURN, LOCK, OWNED, PASSED_ON};
 
@@ -169,6 +172,21 @@ mod tests {
             run.hold(IN_TURN, 1, 0..2 * LONG, 100).hold(IN_TURN, 4, 0..2 * LONG, 101);
             run.wait(IN_TURN, 2, LONG, 2 * LONG + 1..2 * LONG + 5, 300);
             run.wait(IN_TURN, 3, 1, 2 * LONG + 6..2 * LONG + 7, token);
+            if is_fine {
+                run.is_fine();
+            } else {
+                run.breaks(I7);
+            }
+        }
+    }
+
+    #[test]
+    fn i7_who_does_not_wait_and_is_refused_has_no_place() {
+        for (refusal, is_fine) in [(Refusal::Busy, true), (Refusal::Dropped, false)] {
+            let mut run = Example::default();
+            run.hold(LOCK, 1, 0..2 * LONG, 100);
+            run.wait(LOCK, 2, LONG, 2 * LONG + 1..2 * LONG + 2, 200);
+            run.refuse(LOCK, 3, 1, 2 * LONG + 3, refusal);
             if is_fine {
                 run.is_fine();
             } else {
