@@ -336,8 +336,8 @@ async fn a_request_whose_answer_was_lost_is_answered_when_it_is_repeated() {
     assert_eq!(backend.release(&own).await.expect("the wire is whole"), Released::Held);
 }
 
-/// There is always room, and what it wants to store is out of date each time that it arrives; but a place is made whatever
-/// others do.
+/// There is always room, and what it wants to store is out of date each time that it arrives; but a place is made
+/// whatever others do.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_client_with_a_slow_network_is_served_while_a_fast_one_takes_permits_again_and_again() {
     let Some(server) = EtcdServer::start_or_skip("slow and fast clients") else { return };

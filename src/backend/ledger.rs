@@ -140,9 +140,6 @@ pub struct Ledger {
     permits_held: u64,
     /// No hold and no place ends before this, and no lease that was released by force would have.
     next_end: u64,
-
-    /// Whether a request that waits gets a place even if there is room: the next change grants it.
-    joins_first: bool,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -178,7 +175,6 @@ impl Default for Ledger {
             places: HashMap::new(),
             permits_held: 0,
             next_end: u64::MAX,
-            joins_first: false,
         }
     }
 }
@@ -232,7 +228,7 @@ impl Ledger {
             return Ok(self.queued(ticket, stamp, effects));
         }
         self.withdraw(lease);
-        if self.has_room_for(&request.claim) && !(request.waits && self.joins_first) {
+        if self.has_room_for(&request.claim) {
             let token = FencingToken::new(self.issue(request.tokens, stamp));
             self.admit(lease, Hold::of(request, token, ends, stamp), request.ttl, stamp);
             return Ok(Answer::Granted(Grant::new(token, self.limit)));

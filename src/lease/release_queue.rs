@@ -64,8 +64,8 @@ struct Queue {
     pending: VecDeque<PendingRelease>,
     /// The keys for which a release is queued or in flight.
     unfinished: HashMap<Arc<str>, Numbers>,
-    /// Those that were confirmed, and are repeated because a request may still be on its way: no other request waits for
-    /// them.
+    /// Those that were confirmed, and are repeated because a request may still be on its way: no other request waits
+    /// for them.
     settling: Vec<Number>,
     next_number: Number,
     /// How many were taken out.

@@ -1,6 +1,6 @@
-//! Mistakes that the torture harness must find (`docs/internals/torture.md`). They exist only under `--cfg leasehold_planted`,
-//! which is no feature, so that nothing that depends on this crate can turn them on; and then only the one that the
-//! environment names, so that one build serves all.
+//! Mistakes that the torture harness must find (`docs/internals/torture.md`). They are made only under
+//! `--cfg leasehold_planted`, which is no feature, so that nothing that depends on this crate can turn them on; and then
+//! only the one that the environment names, so that one build serves all.
 //!
 //! Unit tests have those in scripts as well, to see that the text that they replace is still there.
 

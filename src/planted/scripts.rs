@@ -1,7 +1,7 @@
 //! Mistakes in scripts.
 //!
-//! They are made by replacing text. It must be there exactly once in the definition that is meant, each time that this is linked
-//! into a script: a script that has changed must not disarm a mistake without a word.
+//! They are made by replacing text. It must be there exactly once in the definition that is meant, each time that this
+//! is linked into a script: a script that has changed must not disarm a mistake without a word.
 
 use super::Mistake::{
     self, CountsTokens, IgnoresLiveness, KeepsNoFence, ReleasesWithoutComparing, RenewsWithoutComparing,

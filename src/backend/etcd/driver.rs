@@ -129,7 +129,7 @@ fn must_read(shared: &Shared, batch: &KeyBatch<View>, view: &View) -> bool {
     if batch.tasks.len() > 1 {
         return true;
     }
-    let plan = Plan::of(view, &BTreeSet::new(), false, &shared.leases, running(&batch.tasks));
+    let plan = Plan::of(view, &BTreeSet::new(), &shared.leases, running(&batch.tasks));
     plan.is_ok_and(|plan| !plan.is_to_be_written() || plan.needs_fresh)
 }
 

@@ -29,8 +29,8 @@ pub(super) struct Exchange<'a> {
     batch: &'a mut KeyBatch<View>,
     /// The places that were made for this batch.
     joined: BTreeSet<LeaseId>,
-    /// Whether others have changed the resource first. From then on, whoever waits gets a place before anything else: others
-    /// who are faster might come first each time, and only a place is made whatever they do.
+    /// Whether others have changed the resource first. From then on, whoever waits gets a place before anything else:
+    /// others who are faster might come first each time, and only a place is made whatever they do.
     has_lost: bool,
 }
 
@@ -170,8 +170,9 @@ impl<'a> Exchange<'a> {
     }
 
     fn plan_for(&self, now: &View) -> Result<Plan, BackendError> {
+        let plan = Plan::of(now, &self.joined, &self.calls.shared.leases, running(&self.batch.tasks))?;
         let must_join = self.has_lost && self.joined.is_empty();
-        Plan::of(now, &self.joined, must_join, &self.calls.shared.leases, running(&self.batch.tasks))
+        Ok(if must_join { plan.joining_first(now) } else { plan })
     }
 
     /// Creates places, and reads the resource. If the view is cached, and its holds may all have ended, takes the lock

@@ -1,12 +1,13 @@
 //! What must be stored to carry out requested changes: the difference that they make, under which etcd leases.
 
 use std::collections::BTreeSet;
+use std::sync::Arc;
 
 use super::leases::{EtcdLease, Leases};
 use super::value::{Value, What};
 use super::view::{Stored, View, seconds, stored_since};
 use crate::backend::ledger::{Diff, Effects, Entry, EntryKind, Ledger, Reads, Stamp};
-use crate::backend::{BackendError, Event, LeaseId};
+use crate::backend::{BackendError, Event, LeaseId, Request};
 
 /// What is to be stored, and what the answers to the changes rely on.
 #[derive(Debug, Default)]
@@ -30,23 +31,22 @@ pub(super) struct Plan {
     /// Whether a cached view is not enough: something on which an answer relies may have expired.
     pub(super) needs_fresh: bool,
     pub(super) events: Vec<Event>,
+    requests: Vec<Arc<Request>>,
     /// Whether an answer depended on when holds or places end.
     pub(super) do_ends_matter: bool,
 }
 
 impl Plan {
-    /// Runs the changes on what is there. `joined` are the places that were created for them. If `must_join`, those who
-    /// wait get a place even if there is room.
+    /// Runs the changes on what is there. `joined` are the places that were created for them.
     pub(super) fn of(
         view: &View,
         joined: &BTreeSet<LeaseId>,
-        must_join: bool,
         leases: &Leases,
         run: impl Fn(&mut Ledger, Stamp) -> Effects,
     ) -> Result<Self, BackendError> {
         let carry_out = |without: &BTreeSet<LeaseId>| {
             let before = view.ledger(leases, without)?;
-            let mut after = if must_join { before.clone().joining_first() } else { before.clone() };
+            let mut after = before.clone();
             let effects = run(&mut after, view.stamp());
             Ok::<_, BackendError>((before, after, effects))
         };
@@ -67,6 +67,7 @@ impl Plan {
             is_head_new: diff.is_head_new,
             do_ends_matter: effects.reads > Reads::NoEnds,
             events: effects.events,
+            requests: effects.requests,
             // Besides what has ended, the places of refused requests.
             ended: view.entries.keys().filter(|lease| !after.knows(**lease)).copied().collect(),
             ..Self::default()
@@ -99,6 +100,20 @@ impl Plan {
         plan.could_admit =
             !after.is_full() || !plan.begun.is_empty() || brings_others || permits(before) != permits(after);
         plan
+    }
+
+    /// The same, if whoever waits is to have a place before it is granted, because others always come first.
+    pub(super) fn joining_first(mut self, view: &View) -> Self {
+        let mut joins = Vec::new();
+        for Request { lease, tokens, .. } in self.requests.iter().map(AsRef::as_ref).filter(|one| one.waits) {
+            let is_new = |(id, _): &(LeaseId, Value)| *id == lease.id && !view.entries.contains_key(id);
+            if let Some(n) = self.begun.iter().position(is_new) {
+                let (lease, value) = self.begun.remove(n);
+                joins.push((lease, Value { what: What::Place { tokens: *tokens, index: 0 }, ..value }));
+            }
+        }
+        joins.append(&mut self.joins);
+        Self { joins, ..self }
     }
 
     /// Whether a hold begins, and nothing else happens.

@@ -180,15 +180,15 @@ impl World {
     /// it is noticed, and otherwise last.
     fn carry_out(&mut self, operation: &Operation, mut between: Between) {
         self.site.replace_revoked(operation);
-        let (outcome, mut joined) = (RefCell::default(), BTreeSet::new());
+        let (outcome, mut joined, mut has_lost) = (RefCell::default(), BTreeSet::new(), false);
         // Others find out about it when it ends.
         let asks = matches!(operation, Operation::Request { .. });
         let is_known = self.stale.take().is_none_or(|stale| asks || stale == operation.lease());
         let mut view = self.cached.take().filter(|_| is_known);
         for _ in 0..8 {
             let now = view.take().unwrap_or_else(|| self.look());
-            let plan =
-                Plan::of(&now, &joined, false, &self.leases, self.site.change(operation, &outcome)).unwrap();
+            let plan = Plan::of(&now, &joined, &self.leases, self.site.change(operation, &outcome)).unwrap();
+            let plan = if has_lost && joined.is_empty() { plan.joining_first(&now) } else { plan };
             if !plan.joins.is_empty() {
                 joined.extend(self.join(&plan));
                 continue;
@@ -221,6 +221,7 @@ impl World {
                     return;
                 }
                 None => {
+                    has_lost = true;
                     if let Some(join) = has_joined {
                         self.site.apply(&join);
                     }
@@ -244,7 +245,7 @@ impl World {
         }
         self.site.replace_revoked(&join);
         let change = self.site.change(&join, &outcome);
-        let plan = Plan::of(&self.look(), &BTreeSet::new(), false, &self.leases, change).unwrap();
+        let plan = Plan::of(&self.look(), &BTreeSet::new(), &self.leases, change).unwrap();
         let is_new = !plan.joins.is_empty();
         self.join(&plan);
         is_new.then_some(join)
@@ -382,7 +383,7 @@ fn no_owner_is_admitted_again_and_nothing_is_renewed_from_a_cached_view() {
     let (cached, outcome) = (world.cached.take().unwrap(), RefCell::default());
     for operation in [request(1), Operation::Renew { lease: 0, seconds: 3 }] {
         let change = world.site.change(&operation, &outcome);
-        let plan = Plan::of(&cached, &BTreeSet::new(), false, &world.leases, change).unwrap();
+        let plan = Plan::of(&cached, &BTreeSet::new(), &world.leases, change).unwrap();
         assert!(plan.needs_fresh, "{operation:?}");
     }
 }
@@ -403,7 +404,7 @@ fn a_request_and_a_release_that_are_planned_together_overtake_nobody() {
         let changes = [request(late), Operation::Release { lease: held, keep: 0 }];
         let changes = changes.each_ref().map(|operation| world.site.change(operation, &outcome));
         let together = |ledger: &mut Ledger, stamp| changes.iter().map(|run| run(ledger, stamp)).collect();
-        let plan = Plan::of(&view, &BTreeSet::new(), false, &world.leases, together).unwrap();
+        let plan = Plan::of(&view, &BTreeSet::new(), &world.leases, together).unwrap();
         let id = |lease: usize| world.site.leases[lease].id;
         let joins: Vec<_> = plan.joins.iter().map(|(lease, _)| *lease).collect();
         let granted: Vec<_> = plan.updated.iter().map(|(lease, _)| *lease).collect();
@@ -419,7 +420,7 @@ fn after_a_lost_race_whoever_waits_gets_a_place_even_if_there_is_room() {
         for waits in [true, false] {
             let request = Operation::Request { lease: 0, waits, permits: 1, tokens: 1, seconds: 3 };
             let change = world.site.change(&request, &outcome);
-            let plan = Plan::of(&view, &BTreeSet::new(), true, &world.leases, change).unwrap();
+            let plan = Plan::of(&view, &BTreeSet::new(), &world.leases, change).unwrap().joining_first(&view);
             assert_eq!(
                 (plan.joins.len(), plan.begun.len()),
                 (usize::from(waits), usize::from(!waits)),

@@ -98,13 +98,6 @@ impl Ledger {
         self.limit
     }
 
-    /// A request that waits gets a place even if there is room: the next change grants it.
-    #[cfg(feature = "etcd")]
-    pub(in crate::backend) const fn joining_first(mut self) -> Self {
-        self.joins_first = true;
-        self
-    }
-
     /// The limit is not in force any more.
     pub(in crate::backend) const fn lapse(&mut self) {
         self.limit = None;

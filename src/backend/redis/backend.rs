@@ -369,6 +369,7 @@ async fn release(
         return Ok(Released::Held);
     }
     let operation = calls::to_release(lease, keep, gap);
+    // The answer to a batch has what its leases' clients are told (batch.rs).
     let operation = if transport.notifications.are_for(lease.id) { operation } else { operation.alone() };
     transport.ask(operation, transport.reply_timeout, read_released).await
 }

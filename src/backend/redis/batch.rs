@@ -12,9 +12,9 @@
 //! * Operations are sent in the order in which they were called, and one whose future is dropped while it is queued is
 //!   not sent. Otherwise the release of a request that was given up could reach the server before the request.
 //! * If a release grants permits to another request of this client, the grant is part of the answer, which saves a
-//!   message. (A lease that another client has handed over is released in a call of its own: its id names that client, to
-//!   which this answer does not go.) If the answer is lost, all waiting requests of the client are repeated as soon as the server answers
-//!   again.
+//!   message. (A lease that another client has handed over is released in a call of its own: its id names that client,
+//!   to which this answer does not go.) If the answer is lost, all waiting requests of the client are repeated as soon
+//!   as the server answers again.
 
 use std::collections::VecDeque;
 use std::mem;

@@ -32,8 +32,8 @@ impl Broken {
     }
 }
 
-// Whether a mistake does harm is decided by chance where a fault has to hit it: then there are more leases that it may hit, or the
-// run is longer.
+// Whether a mistake does harm is decided by chance where a fault has to hit it: then there are more leases that it may
+// hit, or the run is longer.
 const ALL: [Broken; 12] = [
     Broken {
         seconds: 20,

@@ -84,7 +84,8 @@ impl Read {
         Ok(read)
     }
 
-    /// The most memory in the first third of the worker's time, and in the last one, if that was long enough to compare.
+    /// The most memory in the first third of the worker's time, and in the last one, if these are long enough to
+    /// compare.
     pub(crate) fn peaks(&self) -> Option<(u64, u64)> {
         let third = self.memory.len() / 3;
         let peak = |samples: &[(Micros, u64)]| samples.iter().map(|(_, bytes)| *bytes).max();

@@ -58,7 +58,8 @@ pub(crate) struct Options {
     /// so five times as often.
     #[arg(long, value_parser = clap::value_parser!(u64).range(1..))]
     pub(crate) long: Option<u64>,
-    /// For how long a task rests at most before it asks again, in milliseconds. In a longer run, so that the machine is not busy.
+    /// For how long a task rests at most before it asks again, in milliseconds: more for long runs, which must not keep
+    /// the machine busy.
     #[arg(long, default_value_t = 6, value_parser = clap::value_parser!(u64).range(1..))]
     pub(crate) rest: u64,
     /// Of all leases, in milliseconds; a second by default, and two on etcd.
