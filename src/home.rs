@@ -46,6 +46,8 @@ pub struct Home {
     place: Mutex<Place>,
     /// Whether residents are settling. One thread at a time has them settle.
     is_settling: AtomicBool,
+    /// Whether the runtime has ended, and the residents do not know yet.
+    is_end_untold: AtomicBool,
     /// Notified when the client lives nowhere any more.
     ended: Notify,
     /// How many wait on other runtimes.
@@ -172,13 +174,22 @@ impl Home {
     }
 
     /// Has the residents settle that have not settled where the client lives now. If that changes, or another thread
-    /// does it at the moment, whoever does it goes on.
+    /// does it at the moment, or this one further up, whoever does it goes on.
     fn settle_residents(&self) {
         while self.is_any_unsettled() && !self.is_settling.swap(true, Ordering::AcqRel) {
             let _settling = guard((), |()| self.is_settling.store(false, Ordering::Release));
             while let Some((runtime, resident)) = self.next_unsettled() {
                 resident.settle(&runtime);
             }
+        }
+        self.tell_end();
+    }
+
+    /// Tells the residents that the runtime has ended, once all have settled elsewhere: what they wait for then is done
+    /// there. That a runtime has ended may be noticed while they settle, by the very thread that has them settle.
+    fn tell_end(&self) {
+        if !self.is_any_unsettled() && self.is_end_untold.swap(false, Ordering::AcqRel) {
+            self.residents().iter().for_each(|resident| resident.after_end());
         }
     }
 
@@ -228,10 +239,10 @@ impl Home {
             return;
         }
         if self.own.get().is_some() {
-            let residents = self.residents();
-            residents.iter().for_each(|resident| resident.before_end());
+            self.residents().iter().for_each(|resident| resident.before_end());
+            self.is_end_untold.store(true, Ordering::Release);
             self.move_away();
-            residents.iter().for_each(|resident| resident.after_end());
+            self.tell_end();
         } else {
             self.leave(ended.id());
             self.is_ending.store(false, Ordering::Release);
@@ -468,6 +479,44 @@ mod tests {
         let late = Arc::<Noting>::default();
         home.take_in(&late);
         assert_eq!(late.noted(), [Noted::Settled(away)]);
+    }
+
+    /// Lives in a home whose end it notices while it settles, as tasks do that are spawned on a runtime that has ended.
+    #[derive(Default)]
+    struct NoticingTheEnd {
+        home: Weak<Home>,
+        noting: Noting,
+    }
+
+    impl Resident for NoticingTheEnd {
+        fn settle(&self, runtime: &Handle) {
+            if let Some(home) = self.home.upgrade() {
+                home.task_was_dropped();
+            }
+            self.noting.settle(runtime);
+        }
+
+        fn before_end(&self) {
+            self.noting.before_end();
+        }
+
+        fn after_end(&self) {
+            self.noting.after_end();
+        }
+    }
+
+    #[test]
+    fn an_end_that_is_noticed_while_residents_settle_is_told_when_they_have_settled_elsewhere() {
+        let home = Arc::<Home>::default();
+        home.may_move(&background::handle().unwrap());
+        let ended = runtime();
+        let at_the_end = Noted::Settled(ended.handle().id());
+        home.place.lock().runtime = Some(ended.handle().clone());
+        drop(ended);
+        let resident = Arc::new(NoticingTheEnd { home: Arc::downgrade(&home), noting: Noting::default() });
+        home.take_in(&resident);
+        let away = Noted::Settled(background::for_clients().unwrap().id());
+        assert_eq!(resident.noting.noted(), [Noted::BeforeEnd, at_the_end, away, Noted::AfterEnd]);
     }
 
     #[test]
