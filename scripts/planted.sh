@@ -9,4 +9,4 @@ cd "$(dirname "$0")/.."
 [[ $# -eq 0 ]] || export LEASEHOLD_PLANTED=$1
 export RUSTFLAGS="${RUSTFLAGS:-} --cfg leasehold_planted" CARGO_TARGET_DIR=target/planted
 # One after another: each has a machine of its own.
-cargo test -p leasehold-torture --test torture broken:: -- --nocapture --test-threads 1
+cargo test -p torture --test torture broken:: -- --nocapture --test-threads 1

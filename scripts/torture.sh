@@ -16,7 +16,7 @@ options=("${@:3}")
 kept=docs/internals/torture
 program=target/release/torture
 
-cargo build --release --quiet -p leasehold-torture
+cargo build --release --quiet -p torture
 mkdir -p "$kept"
 failed=()
 left_out=()

@@ -182,7 +182,7 @@ mod tests {
         majority_breaks("I2", OWN_TOKENS);
     }
 
-    /// Takes minutes: `cargo test --release -p leasehold-torture -- --ignored --nocapture`.
+    /// Takes minutes: `cargo test --release -p torture -- --ignored --nocapture`.
     #[test]
     #[ignore = "visits millions of states"]
     fn a_majority_keeps_its_promises_at_larger_sizes() {

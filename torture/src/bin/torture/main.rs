@@ -1,7 +1,7 @@
 //! Takes locks and semaphores in several processes while everything goes wrong that can, and judges what happened.
 //!
 //! ```sh
-//! cargo run --release -p leasehold-torture -- --store redis --scenario mixed --seed 1 --seconds 120
+//! cargo run --release -p torture -- --store redis --scenario mixed --seed 1 --seconds 120
 //! ```
 //!
 //! Decisions:

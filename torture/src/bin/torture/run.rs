@@ -62,6 +62,9 @@ pub(crate) struct Options {
     /// the machine busy.
     #[arg(long, default_value_t = 6, value_parser = clap::value_parser!(u64).range(1..))]
     pub(crate) rest: u64,
+    /// How many times as long as usual nothing goes wrong between two faults: more for long runs, for the same reason.
+    #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..))]
+    pub(crate) calm: u32,
     /// Of all leases, in milliseconds; a second by default, and two on etcd.
     #[arg(long)]
     pub(crate) lease: Option<u64>,
@@ -111,11 +114,11 @@ impl Options {
 
     /// What repeats this run.
     pub(crate) fn command(&self) -> String {
-        let Self { store, scenario, seed, seconds, workers, each, tasks, rest, slack, .. } = self;
+        let Self { store, scenario, seed, seconds, workers, each, tasks, rest, calm, slack, .. } = self;
         let long = self.long();
         let mut command = format!(
             "torture --store {} --scenario {} --seed {seed} --seconds {seconds} --workers {workers} --each {each} \
-             --tasks {tasks} --long {long} --rest {rest} --lease {} --slack {slack}",
+             --tasks {tasks} --long {long} --rest {rest} --calm {calm} --lease {} --slack {slack}",
             store.name(),
             scenario.name,
             self.lease().as_millis()
@@ -223,7 +226,7 @@ pub(crate) async fn attempt(
     let sites = &taken[..];
     let mut fleet = Fleet::start(plan, options.workers, &*server).await?;
     tokio::time::sleep(BEGINNING).await;
-    let schedule = Schedule::of(scenario, &possible, lease, options.workers, *seed);
+    let schedule = Schedule::of(scenario, &possible, lease, options.workers, *seed).calmer(options.calm);
     let is_secret = options.planted == Some(Planted::SecretFlush);
     let injector = Injector {
         store: *store,

@@ -52,7 +52,8 @@ async fn is_enough(
 /// The run with these faults alone, which ends soon after the last of them.
 fn restricted(options: &Options, ran: &Ran, faults: Chosen) -> Options {
     let schedule =
-        Schedule::of(options.scenario, &ran.possible, options.lease(), options.workers, options.seed);
+        Schedule::of(options.scenario, &ran.possible, options.lease(), options.workers, options.seed)
+            .calmer(options.calm);
     let end = schedule.end_of(&faults) + options.ending() + LATER;
     let seconds = (end.as_secs() + 1).min(options.seconds);
     Options { faults: Some(faults), seconds, report: None, shrink: false, ..options.clone() }
