@@ -12,6 +12,7 @@
 
 use std::fmt;
 use std::future::{pending, poll_fn};
+use std::mem;
 use std::pin::{Pin, pin};
 use std::ptr;
 use std::sync::atomic::Ordering;
@@ -46,8 +47,8 @@ pub struct Home {
     place: Mutex<Place>,
     /// Whether residents are settling. One thread at a time has them settle.
     is_settling: AtomicBool,
-    /// Whether the runtime has ended, and the residents do not know yet.
-    is_end_untold: AtomicBool,
+    /// Residents that know that the runtime ends, and wait until all have settled elsewhere.
+    at_the_end: Mutex<Vec<Arc<dyn Resident>>>,
     /// Notified when the client lives nowhere any more.
     ended: Notify,
     /// How many wait on other runtimes.
@@ -185,11 +186,13 @@ impl Home {
         self.tell_end();
     }
 
-    /// Tells the residents that the runtime has ended, once all have settled elsewhere: what they wait for then is done
-    /// there. That a runtime has ended may be noticed while they settle, by the very thread that has them settle.
+    /// Tells the residents that wait for it that the runtime has ended, once all have settled elsewhere: what they wait
+    /// for is done there. The end may be noticed while they settle, by the very thread that has them settle: then it is
+    /// told further up.
     fn tell_end(&self) {
-        if !self.is_any_unsettled() && self.is_end_untold.swap(false, Ordering::AcqRel) {
-            self.residents().iter().for_each(|resident| resident.after_end());
+        if !self.is_any_unsettled() && !self.is_settling.load(Ordering::Acquire) {
+            let told = mem::take(&mut *self.at_the_end.lock());
+            told.iter().for_each(|resident| resident.after_end());
         }
     }
 
@@ -239,9 +242,10 @@ impl Home {
             return;
         }
         if self.own.get().is_some() {
-            self.residents().iter().for_each(|resident| resident.before_end());
-            self.is_end_untold.store(true, Ordering::Release);
+            let residents = self.residents();
+            residents.iter().for_each(|resident| resident.before_end());
             self.move_away();
+            self.at_the_end.lock().extend(residents);
             self.tell_end();
         } else {
             self.leave(ended.id());
