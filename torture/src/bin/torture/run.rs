@@ -64,7 +64,7 @@ pub(crate) struct Options {
     pub(crate) rest: u64,
     /// How many times as long as usual nothing goes wrong between two faults: more for long runs, for the same reason.
     #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..))]
-    pub(crate) calm: u32,
+    pub(crate) spacing: u32,
     /// Of all leases, in milliseconds; a second by default, and two on etcd.
     #[arg(long)]
     pub(crate) lease: Option<u64>,
@@ -112,13 +112,18 @@ impl Options {
         Ok(faults)
     }
 
+    /// Which of these faults come when.
+    pub(crate) fn schedule<'a>(&self, possible: &'a [Possible]) -> Schedule<'a> {
+        Schedule::of(self.scenario, possible, self.lease(), self.workers, self.seed).spaced(self.spacing)
+    }
+
     /// What repeats this run.
     pub(crate) fn command(&self) -> String {
-        let Self { store, scenario, seed, seconds, workers, each, tasks, rest, calm, slack, .. } = self;
+        let Self { store, scenario, seed, seconds, workers, each, tasks, rest, spacing, slack, .. } = self;
         let long = self.long();
         let mut command = format!(
             "torture --store {} --scenario {} --seed {seed} --seconds {seconds} --workers {workers} --each {each} \
-             --tasks {tasks} --long {long} --rest {rest} --calm {calm} --lease {} --slack {slack}",
+             --tasks {tasks} --long {long} --rest {rest} --spacing {spacing} --lease {} --slack {slack}",
             store.name(),
             scenario.name,
             self.lease().as_millis()
@@ -201,7 +206,7 @@ pub(crate) async fn attempt(
     directory: Option<&Path>,
     is_quiet: bool,
 ) -> Result<Option<Ran>, String> {
-    let Options { store, scenario, seed, .. } = options;
+    let Options { store, scenario, .. } = options;
     let mut possible = options.possible()?;
     let start = Start { is_on_disk: scenario.is_on_disk, faults: &possible };
     let Some(mut server) = store.start_or_skip(start) else { return Ok(None) };
@@ -226,7 +231,7 @@ pub(crate) async fn attempt(
     let sites = &taken[..];
     let mut fleet = Fleet::start(plan, options.workers, &*server).await?;
     tokio::time::sleep(BEGINNING).await;
-    let schedule = Schedule::of(scenario, &possible, lease, options.workers, *seed).calmer(options.calm);
+    let schedule = options.schedule(&possible);
     let is_secret = options.planted == Some(Planted::SecretFlush);
     let injector = Injector {
         store: *store,

@@ -38,7 +38,7 @@ pub(crate) struct Schedule<'a> {
     faults: &'a [Fault],
     lease: Duration,
     workers: usize,
-    calm: u32,
+    spacing: u32,
     random: Random,
     last: usize,
 }
@@ -51,12 +51,12 @@ impl<'a> Schedule<'a> {
         workers: usize,
         seed: u64,
     ) -> Self {
-        Self { scenario, faults, lease, workers, calm: 1, random: Random::new(seed, 0), last: 0 }
+        Self { scenario, faults, lease, workers, spacing: 1, random: Random::new(seed, 0), last: 0 }
     }
 
     /// The same faults, with so many times as long between them.
-    pub(crate) fn calmer(self, calm: u32) -> Self {
-        Self { calm, ..self }
+    pub(crate) fn spaced(self, spacing: u32) -> Self {
+        Self { spacing, ..self }
     }
 
     /// When the last of these has ended, counted from the beginning.
@@ -76,7 +76,7 @@ impl Iterator for Schedule<'_> {
         self.last += 1;
         let random = &mut self.random;
         let (least, most) = self.scenario.calm;
-        let calm = random.millis(least..most) * self.calm;
+        let calm = random.millis(least..most) * self.spacing;
         let fault = *random.choose(self.faults);
         let (least, most) = *random.choose(self.scenario.lasts);
         let lasts = length(random.within(least..most), self.lease);

@@ -7,7 +7,7 @@ use leasehold_torture::judge::Rule;
 use leasehold_torture::shrink::smallest;
 
 use crate::run::{Options, Ran, attempt};
-use crate::schedule::{Chosen, Schedule};
+use crate::schedule::Chosen;
 
 /// Restarts of servers take longer than is planned for.
 const LATER: Duration = Duration::from_secs(2);
@@ -51,10 +51,7 @@ async fn is_enough(
 
 /// The run with these faults alone, which ends soon after the last of them.
 fn restricted(options: &Options, ran: &Ran, faults: Chosen) -> Options {
-    let schedule =
-        Schedule::of(options.scenario, &ran.possible, options.lease(), options.workers, options.seed)
-            .calmer(options.calm);
-    let end = schedule.end_of(&faults) + options.ending() + LATER;
+    let end = options.schedule(&ran.possible).end_of(&faults) + options.ending() + LATER;
     let seconds = (end.as_secs() + 1).min(options.seconds);
     Options { faults: Some(faults), seconds, report: None, shrink: false, ..options.clone() }
 }
