@@ -12,7 +12,6 @@
 
 use std::fmt;
 use std::future::{pending, poll_fn};
-use std::mem;
 use std::pin::{Pin, pin};
 use std::ptr;
 use std::sync::atomic::Ordering;
@@ -26,7 +25,9 @@ use tokio::time::{sleep, timeout};
 use crate::background;
 use crate::origin::Origin;
 use crate::runtime::{spawn_on, takes_tasks};
-use crate::sync::{AbortOnDropHandle, AtomicBool, AtomicUsize, Handle, Id, Mutex, OnceLock};
+use crate::sync::{
+    AbortOnDropHandle, AtomicBool, AtomicUsize, Handle, Id, Mutex, OnceLock, ThreadId, thread,
+};
 
 /// How long a runtime may make no progress before those that wait elsewhere no longer rely on it.
 const STUCK: Duration = Duration::from_millis(500);
@@ -45,10 +46,8 @@ pub struct Home {
     /// When the client moved to a thread of the crate.
     moved: OnceLock<Instant>,
     place: Mutex<Place>,
-    /// Whether residents are settling. One thread at a time has them settle.
-    is_settling: AtomicBool,
-    /// Residents that know that the runtime ends, and wait until all have settled elsewhere.
-    at_the_end: Mutex<Vec<Arc<dyn Resident>>>,
+    /// While residents are settling. One thread at a time has them settle.
+    settling: Mutex<Option<Settling>>,
     /// Notified when the client lives nowhere any more.
     ended: Notify,
     /// How many wait on other runtimes.
@@ -70,6 +69,12 @@ struct Entry {
     resident: Weak<dyn Resident>,
     /// Where it was last told to settle.
     settled: Option<Id>,
+}
+
+struct Settling {
+    thread: ThreadId,
+    /// To be told that their runtime has ended, which this thread has noticed meanwhile.
+    at_the_end: Vec<Arc<dyn Resident>>,
 }
 
 /// Something that lives where its client does.
@@ -177,23 +182,39 @@ impl Home {
     /// Has the residents settle that have not settled where the client lives now. If that changes, or another thread
     /// does it at the moment, or this one further up, whoever does it goes on.
     fn settle_residents(&self) {
-        while self.is_any_unsettled() && !self.is_settling.swap(true, Ordering::AcqRel) {
-            let _settling = guard((), |()| self.is_settling.store(false, Ordering::Release));
+        while self.is_any_unsettled() && self.begin_settling() {
+            let _settling = guard((), |()| self.have_settled());
             while let Some((runtime, resident)) = self.next_unsettled() {
                 resident.settle(&runtime);
             }
         }
-        self.tell_end();
     }
 
-    /// Tells the residents that wait for it that the runtime has ended, once all have settled elsewhere: what they wait
-    /// for is done there. The end may be noticed while they settle, by the very thread that has them settle: then it is
-    /// told further up.
-    fn tell_end(&self) {
-        if !self.is_any_unsettled() && !self.is_settling.load(Ordering::Acquire) {
-            let told = mem::take(&mut *self.at_the_end.lock());
-            told.iter().for_each(|resident| resident.after_end());
+    fn begin_settling(&self) -> bool {
+        let mut settling = self.settling.lock();
+        if settling.is_some() {
+            return false;
         }
+        *settling = Some(Settling { thread: thread::current().id(), at_the_end: Vec::new() });
+        true
+    }
+
+    fn have_settled(&self) {
+        let settled = self.settling.lock().take();
+        for resident in settled.into_iter().flat_map(|settled| settled.at_the_end) {
+            resident.after_end();
+        }
+    }
+
+    /// Tells these residents that their runtime has ended; if this very thread has residents settle, further up, then
+    /// only once they have: what is waited for at the end is done where they live then.
+    fn tell_end(&self, residents: Vec<Arc<dyn Resident>>) {
+        let here = thread::current().id();
+        if let Some(settling) = self.settling.lock().as_mut().filter(|settling| settling.thread == here) {
+            settling.at_the_end.extend(residents);
+            return;
+        }
+        residents.iter().for_each(|resident| resident.after_end());
     }
 
     fn is_any_unsettled(&self) -> bool {
@@ -245,8 +266,7 @@ impl Home {
             let residents = self.residents();
             residents.iter().for_each(|resident| resident.before_end());
             self.move_away();
-            self.at_the_end.lock().extend(residents);
-            self.tell_end();
+            self.tell_end(residents);
         } else {
             self.leave(ended.id());
             self.is_ending.store(false, Ordering::Release);

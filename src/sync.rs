@@ -9,6 +9,7 @@ mod real {
     pub(crate) use std::sync::OnceLock;
     pub(crate) use std::sync::atomic::{AtomicBool, AtomicUsize};
     pub(crate) use std::sync::mpsc::{self, RecvTimeoutError};
+    pub(crate) use std::thread::{self, ThreadId};
 
     pub(crate) use parking_lot::Mutex;
     pub(crate) use tokio::runtime::{Handle, Id};

@@ -6,6 +6,7 @@ pub(crate) use std::sync::mpsc::RecvTimeoutError;
 use shuttle::sync::MutexGuard;
 pub(crate) use shuttle::sync::atomic::{AtomicBool, AtomicUsize};
 pub(crate) use shuttle::sync::mpsc;
+pub(crate) use shuttle::thread::{self, ThreadId};
 
 pub(crate) use super::runtime::{AbortHandle, AbortOnDropHandle, Handle, Id, JoinHandle};
 
