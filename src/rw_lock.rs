@@ -367,7 +367,8 @@ impl WriteGuard {
     ///
     /// # Errors
     ///
-    /// [`Error::Lost`] if the lease was lost, or the client was shut down. [`Error::Closed`] if it is shut down meanwhile.
+    /// [`Error::Lost`] if the lease was lost, at once also while the store does not answer, or the client was shut down.
+    /// [`Error::Closed`] if it is shut down meanwhile.
     ///
     /// # Panics
     ///
@@ -380,7 +381,8 @@ impl WriteGuard {
     pub async fn downgrade(self) -> Result<Guard, Error> {
         let Self(mut others) = self;
         let Some(reader) = others.split(1) else { return Ok(others) };
-        match others.release().await {
+        // A store that does not answer must not keep the caller from being told of a loss.
+        match reader.protect(others.release()).await? {
             Err(error) if reader.is_held() => {
                 tracing::warn!(target: "leasehold::lease", name = %reader.name(), %error, "not downgraded yet: other readers have to wait");
                 Ok(reader)

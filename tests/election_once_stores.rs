@@ -285,8 +285,10 @@ async fn schedulers_run_each_tick_once(url: &str) {
         .into_iter()
         .for_each(|closed| closed.expect("done"));
     let log = log.lock().expect("no panic");
-    let (from, to) = (*log.keys().next().expect("ticks"), *log.keys().last().expect("ticks"));
-    assert!((from..=to).all(|tick| log.get(&tick) == Some(&1)), "{log:?}");
+    assert!(log.values().all(|runs| *runs == 1), "{log:?}");
+    // Of those before the first one, some may have become too late by the clock of the only one that was to run them.
+    let last = *log.keys().last().expect("ticks");
+    assert!((first..=last).all(|tick| log.contains_key(&tick)), "{log:?}");
 }
 
 /// Nodes that may take longer to answer than the 100 ms that they usually have.

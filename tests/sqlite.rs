@@ -372,6 +372,25 @@ async fn a_file_without_write_permission_is_refused() {
     assert_refused(&refused(&file.url()).await, "locks.db", "read-only");
 }
 
+/// It is copied into the file by the commit that makes it too long, which never comes if it does not fit.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_disk_that_only_changes_have_filled_is_used_again() {
+    let Some(disk) = SmallDisk::new_or_skip("full disks", 512) else { return };
+    let file = disk.path().join("locks.db");
+    let client = Client::connect(&format!("sqlite:{}", file.display())).await.expect("it can be created");
+    let mutex = mutex(&client);
+    let checkpoint = "PRAGMA wal_checkpoint";
+    let copied = rusqlite::Connection::open(&file).and_then(|file| file.query_row(checkpoint, [], |_| Ok(())));
+    copied.expect("the file has the room that it needs");
+    let mut written = 0;
+    for _ in 0..1_000 {
+        let guard = within(SOON, mutex.lock()).await.expect("free");
+        within(SOON, guard.release()).await.expect("there is room");
+        written = fs::metadata(file.with_extension("db-wal")).map_or(written, |wal| written.max(wal.len()));
+    }
+    assert!(written > 256 * 1024, "the disk was full: {written}");
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_full_disk_is_reported_and_the_store_continues_when_there_is_room() {
     let Some(disk) = SmallDisk::new_or_skip("full disks", 512) else { return };

@@ -89,6 +89,19 @@ impl Intercept for FaultyStore {
         }
         .boxed()
     }
+
+    fn release_permits<'a>(
+        &'a self,
+        store: &'a MemoryBackend,
+        lease: &'a LeaseRef,
+        keep: u32,
+    ) -> Reply<'a, Released> {
+        async move {
+            self.pass().await?;
+            store.release_permits(lease, keep).await
+        }
+        .boxed()
+    }
 }
 
 /// A store of which a part does not answer releases at the moment.
@@ -199,6 +212,20 @@ async fn a_refused_renewal_is_reported_with_the_stores_message() {
     assert!(matches!(outcome, Err(Error::Lost { reason: LossReason::StoreRefused, .. })), "{outcome:?}");
     let text = outcome.expect_err("lost").to_string();
     assert!(text.contains("refused to renew") && text.contains("NOPERM"), "{text}");
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_lease_that_is_lost_during_a_downgrade_is_reported_when_it_ends() {
+    let store = MemoryBackend::new();
+    let (client, faults) = FaultyStore::on(&store);
+    let lock = client.rw_lock_with(NAME, options().ttl(TTL)).expect("valid");
+    let writer = lock.write().await.expect("free");
+    faults.send_replace(Faults { stalls: true, ..Faults::default() });
+    let remaining = writer.remaining();
+    let outcome = within(remaining, writer.downgrade()).await;
+    assert!(matches!(outcome, Err(Error::Lost { .. })), "{outcome:?}");
+    faults.send_replace(Faults::default());
+    drop(within(SECOND, lock.write()).await.expect("nothing is left"));
 }
 
 #[tokio::test(start_paused = true)]

@@ -29,6 +29,15 @@ pub(crate) trait Intercept: fmt::Debug + Send + Sync + 'static {
         store.release(lease)
     }
 
+    fn release_permits<'a>(
+        &'a self,
+        store: &'a MemoryBackend,
+        lease: &'a LeaseRef,
+        keep: u32,
+    ) -> Reply<'a, Released> {
+        store.release_permits(lease, keep)
+    }
+
     fn force_release<'a>(&'a self, store: &'a MemoryBackend, resource: &'a Resource) -> Reply<'a, bool> {
         store.force_release(resource)
     }
@@ -83,6 +92,10 @@ impl<I: Intercept> Backend for Intercepted<I> {
         self.interceptor.release(&self.store, lease)
     }
 
+    fn release_permits<'a>(&'a self, lease: &'a LeaseRef, keep: u32) -> Reply<'a, Released> {
+        self.interceptor.release_permits(&self.store, lease, keep)
+    }
+
     fn force_release<'a>(&'a self, resource: &'a Resource) -> Reply<'a, bool> {
         self.interceptor.force_release(&self.store, resource)
     }
@@ -91,10 +104,6 @@ impl<I: Intercept> Backend for Intercepted<I> {
 
     fn lease_id(&self) -> LeaseId {
         self.store.lease_id()
-    }
-
-    fn release_permits<'a>(&'a self, lease: &'a LeaseRef, keep: u32) -> Reply<'a, Released> {
-        self.store.release_permits(lease, keep)
     }
 
     fn set_limit<'a>(&'a self, resource: &'a Resource, permits: u32, ttl: Duration) -> Reply<'a, Limit> {

@@ -127,6 +127,15 @@ impl Database {
         })
     }
 
+    /// Copies what is in `-wal` into the file, so that what is written next takes its place. A commit does so only when it
+    /// has succeeded, which none does any more once `-wal` itself has filled the disk.
+    pub(super) fn make_room(&self) {
+        let copied = self.connection.query_row("PRAGMA wal_checkpoint(PASSIVE)", [], |_| Ok(()));
+        if let Err(error) = copied {
+            tracing::debug!(path = %self.path.display(), %error, "`-wal` could not be copied into the file");
+        }
+    }
+
     pub(super) fn roll_back(&self) {
         // Some errors have done so already.
         if !self.connection.is_autocommit()

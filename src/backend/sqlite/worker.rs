@@ -208,6 +208,7 @@ impl Worker {
         match failure.then {
             Then::Reopen => self.database = None,
             Then::ReadOnly => {
+                self.database.iter().for_each(Database::make_room);
                 let since = *self.full_since.get_or_insert_with(Instant::now);
                 // It is repeated, and nobody needs to know if there is space by then.
                 if self.database.is_some() && since.elapsed() < FULL_FOR {

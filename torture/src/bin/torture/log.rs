@@ -45,8 +45,8 @@ impl Log {
         self.line(&format!("uses {tasks} {descriptors}"));
     }
 
-    /// How much memory it uses now, in bytes.
-    pub(crate) fn memory(&self, bytes: u64) {
+    /// How much memory is in use now, in bytes.
+    pub(crate) fn memory(&self, bytes: usize) {
         self.line(&format!("memory {} {bytes}", now()));
     }
 

@@ -56,10 +56,16 @@ mod zookeeper;
 #[path = "../../../../tests/support/zookeeper_wire.rs"]
 mod zookeeper_wire;
 
+use std::alloc::System;
 use std::process::ExitCode;
 
+use cap::Cap;
 use clap::{Parser, Subcommand};
 use support::nodes::url as nodes_url;
+
+/// Counts what a worker has allocated.
+#[global_allocator]
+static HEAP: Cap<System> = Cap::new(System, usize::MAX);
 
 /// Takes locks and semaphores in several processes while everything goes wrong that can, and judges what happened.
 #[derive(Debug, Parser)]

@@ -123,7 +123,7 @@ struct Shared {
     /// How many requests there were.
     requests: AtomicU32,
     /// What nobody will drop while the client is used. (What is leaked for good keeps its client for good.)
-    forgotten: Mutex<Vec<Held>>,
+    forgotten: Mutex<Vec<Arc<Held>>>,
     /// Where those are watched that others cannot watch.
     runtime: Runtime,
 }
@@ -135,7 +135,14 @@ impl Shared {
         HoldId::from(self.orders.client) << 32 | HoldId::from(n)
     }
 
-    fn forget(&self, held: Held) {
+    /// Nothing ran on one of its runtimes meanwhile.
+    fn late(&self, from: Micros, to: Micros) {
+        if to > from + LATE {
+            self.log.late(from, to);
+        }
+    }
+
+    fn forget(&self, held: Arc<Held>) {
         self.forgotten.lock().unwrap_or_else(PoisonError::into_inner).push(held);
     }
 
@@ -266,9 +273,7 @@ async fn beat(shared: Arc<Shared>) {
     loop {
         sleep(BEAT).await;
         let now = now();
-        if now > last + micros(BEAT) + LATE {
-            shared.log.late(last, now);
-        }
+        shared.late(last + micros(BEAT), now);
         last = now;
     }
 }

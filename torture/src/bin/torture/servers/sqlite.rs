@@ -12,8 +12,8 @@ use crate::sqlite::{SmallDisk, SqliteFile};
 
 pub(crate) const FAULTS: &[ServerFault] = &[ServerFault::Busy, ServerFault::NoRoom];
 
-/// More than the file ever takes.
-const KILOBYTES: u32 = 16 * 1024;
+/// More than the file and what is not yet copied into it take, unless somebody who reads is stopped.
+const KILOBYTES: u32 = 64 * 1024;
 
 #[derive(Debug)]
 pub(crate) struct Sqlite {

@@ -61,8 +61,10 @@ impl Beside {
                 let generation = random.within(0..1 << 20) as usize;
                 let runtime = Builder::new_current_thread().enable_all().build()?;
                 runtime.block_on(receive(&shared, generation, length)).map_err(io::Error::other)?;
-                // With all that its tasks hold and wait for.
+                // With all that its tasks hold and wait for, which is given back meanwhile. None of them can be told.
+                let ending = now();
                 drop(runtime);
+                shared.late(ending, now());
                 thread::sleep(random.millis(PAUSE));
             }
             Ok(())

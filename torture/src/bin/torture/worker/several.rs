@@ -8,7 +8,7 @@ use leasehold_torture::history::{Asked, HoldId, Micros, What};
 use tokio::time::sleep;
 
 use super::lease::{LOOK, loss};
-use super::open::{Holding, Pending};
+use super::open::Holding;
 use super::user::{User, Way};
 use crate::clock::{micros, now};
 use crate::sites::{Kind, SEVERAL};
@@ -43,10 +43,7 @@ impl User {
             self.shared.log.event(*hold, What::Asked(asked));
         }
         let holds: Vec<_> = parts.iter().map(|part| part.hold).collect();
-        let pending = Pending::new(&self.shared, holds);
-        let answer = self.ask(&handle, way).await;
-        pending.answered();
-        match answer {
+        match self.ask_noting(holds, &handle, way).await {
             Ok(locks) => self.hold_several(&parts, locks).await,
             Err(refusal) => self.note_each(&parts, What::Refused(refusal)),
         }

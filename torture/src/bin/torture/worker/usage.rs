@@ -4,11 +4,11 @@ use std::fs;
 use std::io;
 use std::time::Duration;
 
-use rustix::param::page_size;
 use tokio::runtime::Handle as Runtime;
 use tokio::time::{Instant, sleep};
 
 use super::lease::LOOK;
+use crate::HEAP;
 use crate::log::Log;
 
 /// How often memory is noted.
@@ -33,18 +33,11 @@ pub(super) fn usage() -> io::Result<(usize, usize)> {
     Ok((Runtime::current().metrics().num_alive_tasks(), fs::read_dir("/proc/self/fd")?.count()))
 }
 
-/// Notes how much memory there is, again and again.
+/// Notes how much memory is in use, again and again. What the allocator keeps for later does not count: it depends on the
+/// sizes of what was there before.
 pub(super) async fn watch_memory(log: Log) {
     loop {
-        log.memory(memory().expect("a process can read how much memory it uses"));
+        log.memory(HEAP.allocated());
         sleep(NOTED).await;
     }
-}
-
-/// How much memory of this process is resident, in bytes.
-fn memory() -> io::Result<u64> {
-    let pages = fs::read_to_string("/proc/self/statm")?;
-    let resident = pages.split(' ').nth(1).ok_or_else(|| io::Error::other("no number of pages"))?;
-    let resident: u64 = resident.parse().map_err(io::Error::other)?;
-    Ok(resident * page_size() as u64)
 }

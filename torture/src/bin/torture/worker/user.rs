@@ -11,10 +11,10 @@ use tokio::task::JoinSet;
 use tokio::time::{sleep, timeout};
 
 use super::handle::{Handle, Held, Request};
-use super::lease::{Lease, loss};
+use super::lease::Lease;
 use super::open::{Holding, Pending};
 use super::{Planted, Shared};
-use crate::clock::{micros, now};
+use crate::clock::now;
 use crate::random::Random;
 use crate::sites::{Kind, OWNERS, PERMITS, Taken};
 
@@ -121,10 +121,7 @@ impl User {
         let hold = self.shared.next_hold();
         let asked = Asked { waits_forever: way == Way::Wait, ..asked };
         self.shared.log.event(hold, What::Asked(asked));
-        let pending = Pending::new(&self.shared, vec![hold]);
-        let answer = self.ask(&handle, way).await;
-        pending.answered();
-        match answer {
+        match self.ask_noting(vec![hold], &handle, way).await {
             Ok(held) if forgets => self.forget(hold, held),
             Ok(held) => self.hold(hold, held, &handle, asked).await,
             Err(Refusal::Busy) if self.shared.has(Planted::Impatient) => self.pretend(hold).await,
@@ -191,7 +188,23 @@ impl User {
         }
     }
 
-    pub(super) async fn ask<R: Request>(&self, handle: &R, way: Way) -> Result<R::Held, Refusal> {
+    /// The same. If its runtime ends meanwhile, these requests are given up, which is noted before it happens: it may
+    /// take a while.
+    pub(super) async fn ask_noting<R: Request>(
+        &self,
+        holds: Vec<HoldId>,
+        handle: &R,
+        way: Way,
+    ) -> Result<R::Held, Refusal> {
+        let asking = pin!(self.ask(handle, way));
+        // What comes last is dropped first.
+        let pending = Pending::new(&self.shared, holds);
+        let answer = asking.await;
+        pending.answered();
+        answer
+    }
+
+    async fn ask<R: Request>(&self, handle: &R, way: Way) -> Result<R::Held, Refusal> {
         let answer = match way {
             Way::Wait => handle.wait().await,
             Way::WaitFor(limit) => handle.wait_for(limit).await,
@@ -324,16 +337,10 @@ impl User {
 
     /// Forgets what it holds: it is renewed, and ends with the longest time for which it may be held.
     fn forget(&mut self, hold: HoldId, held: Held) {
-        let shared = Arc::clone(&self.shared);
-        let most = now() + micros(2 * self.taken().lease);
-        shared.log.event(hold, What::Granted { token: held.token().get() });
-        shared.log.event(hold, What::Held { until: most });
-        let lost = held.lost();
-        shared.forget(held);
-        self.forgotten.spawn(async move {
-            let reason = lost.await;
-            shared.log.event(hold, What::Lost(loss(reason)));
-        });
+        let lease = Lease::granted(&self.shared, hold, &held);
+        let held = Arc::new(held);
+        self.shared.forget(Arc::clone(&held));
+        self.forgotten.spawn(async move { lease.watch(&held).await });
     }
 
     /// The planted mistake: it was told that somebody else holds.
