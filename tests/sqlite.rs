@@ -380,7 +380,8 @@ async fn a_disk_that_only_changes_have_filled_is_used_again() {
     let client = Client::connect(&format!("sqlite:{}", file.display())).await.expect("it can be created");
     let mutex = mutex(&client);
     let checkpoint = "PRAGMA wal_checkpoint";
-    let copied = rusqlite::Connection::open(&file).and_then(|file| file.query_row(checkpoint, [], |_| Ok(())));
+    let copied =
+        rusqlite::Connection::open(&file).and_then(|file| file.query_row(checkpoint, [], |_| Ok(())));
     copied.expect("the file has the room that it needs");
     let mut written = 0;
     for _ in 0..1_000 {

@@ -8,11 +8,14 @@ mod lines;
 mod proxy;
 #[path = "support/zookeeper.rs"]
 mod server;
+#[path = "support/stale_zookeeper.rs"]
+mod stale_zookeeper;
 mod support;
 #[path = "support/zookeeper_wire.rs"]
 mod zookeeper_wire;
 
 use std::collections::BTreeSet;
+use std::future::ready;
 use std::net::SocketAddr;
 use std::time::Duration;
 
@@ -21,6 +24,7 @@ use leasehold::{Client, Error};
 use lines::Lines;
 use proxy::Proxy;
 use server::ZookeeperServer;
+use stale_zookeeper::StaleWay;
 use support::faults::{NAME, SECOND, mutex, waiter};
 use support::hosts::{Fault, FaultyAddress, is_run_with_hosts};
 use support::{eventually, within};
@@ -224,4 +228,27 @@ async fn a_connection_that_is_closed_while_it_is_idle_is_replaced_in_silence() {
         lock_and_release(&client, NAME).await.expect("there is a connection");
     }
     assert_eq!(lines.with(&format!(":{}", proxy.port())), [""; 0]);
+}
+
+/// Such as one that has lost changes that the others have agreed on.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_server_that_never_shows_what_was_changed_is_left_for_another_one() {
+    let Some(server) = ZookeeperServer::shared_or_skip("a server that shows nothing new") else { return };
+    let ways = [StaleWay::start(server.port()).await, StaleWay::start(server.port()).await];
+    let [one, other] = ways.each_ref().map(StaleWay::port);
+    let url = format!("zookeeper://127.0.0.1:{one},127.0.0.1:{other}{}", server.chroot());
+    let client = Client::connect(&url).await.expect("both are well");
+    let other = Client::connect(&server.url()).await.expect("it is well");
+    // The other one is asked for a session as well, which ends at once.
+    eventually(SOON, || ready(ways.iter().map(StaleWay::connections).sum::<usize>() == 1)).await;
+    for client in [&client, &other] {
+        lock_and_release(client, "stale").await.expect("free");
+    }
+    // Also what this client knows is read again.
+    client.mutex("stale").expect("valid").inspect().await.expect("it answers");
+    let used = ways.iter().position(|way| way.connections() > 0).expect("one is used");
+    ways[used].stop_learning();
+    lock_and_release(&other, "stale").await.expect("free");
+    within(SOON, lock_and_release(&client, "stale")).await.expect("free, and the other way shows it");
+    assert_eq!((ways[used].connections(), ways[1 - used].connections()), (0, 1));
 }

@@ -20,6 +20,9 @@ use crate::backend::{BackendError, Event, LeaseId, Request};
 const TRIES: usize = 64;
 /// After how many attempts requests join the queue before anything else, so that others serve them.
 const CONTENDED: usize = 2;
+/// After how many conflicts that nothing explains, one after another, the server is left: what others have written into
+/// the nodes of leases may explain one.
+const UNEXPLAINED: usize = CONTENDED;
 /// How many nodes are looked at in one pipeline.
 const TOGETHER: usize = 256;
 /// How many bytes are written together at most.
@@ -144,6 +147,10 @@ struct Attempt<'a> {
     /// Whether the changes have been stored, and only the queue remains to be served.
     is_stored: bool,
     conflicts: usize,
+    /// How many of them, at the end, nothing explains.
+    unexplained: usize,
+    /// The connection on which the key was read.
+    connection: u64,
 }
 
 impl<'a> Attempt<'a> {
@@ -158,6 +165,8 @@ impl<'a> Attempt<'a> {
             is_first_only: false,
             is_stored: false,
             conflicts: 0,
+            unexplained: 0,
+            connection: 0,
         }
     }
 
@@ -275,7 +284,24 @@ impl<'a> Attempt<'a> {
         let [record, children] = reads(&self.path);
         let sync = Op::Sync { path: self.path.clone() };
         let replies = self.shared.send_all(vec![sync, record, children]).await?;
+        self.connection = replies.connection;
         self.read(replies.replies.into_iter().skip(1))
+    }
+
+    /// Another client has written the key, so it is read again. What is found then must differ, because the server was
+    /// asked for all that the leader has confirmed before. A server that has lost some of it, which happens when leaders
+    /// are killed (ZOOKEEPER-5010), would never show it.
+    async fn look_after_a_conflict(&mut self) -> Result<(), Refusal> {
+        self.conflicts += 1;
+        let before = self.view.versions();
+        self.look().await?;
+        self.unexplained = if self.view.versions() == before { self.unexplained + 1 } else { 0 };
+        if self.unexplained >= UNEXPLAINED && self.shared.settings.servers.len() > 1 {
+            self.unexplained = 0;
+            self.shared.session.leave_server(self.connection);
+            self.look().await?;
+        }
+        Ok(())
     }
 
     fn read(&mut self, mut replies: impl Iterator<Item = Result<Reply, Code>>) -> Result<(), Refusal> {
@@ -403,8 +429,7 @@ impl<'a> Attempt<'a> {
                 if code == Code::NO_NODE && self.view.record.is_none() {
                     self.shared.make_root().await?;
                 }
-                self.conflicts += 1;
-                self.look().await?;
+                self.look_after_a_conflict().await?;
                 Ok(false)
             }
             Some(Err(code)) => Err(code.failure(&self.path).into()),

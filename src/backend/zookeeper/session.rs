@@ -64,6 +64,8 @@ pub(super) struct Replies {
 
 enum Request {
     Pipeline(Vec<Op>, oneshot::Sender<Result<Replies, Failure>>),
+    /// To go on at another server, unless this connection has ended.
+    Leave(u64),
     /// To end the session, or only the connection.
     Close(Ending),
 }
@@ -147,6 +149,12 @@ impl Session {
         self.state.connections.load(Ordering::SeqCst)
     }
 
+    /// Continues at another server of the list: the one of this connection does not know what the others have agreed on.
+    pub(super) fn leave_server(&self, connection: u64) {
+        // An error means that the session has ended.
+        let _ = self.requests.send(Request::Leave(connection));
+    }
+
     /// Begins no further session: what is asked for while there is none fails.
     pub(super) fn stop_connecting(&self) {
         self.state.closing.cancel();
@@ -226,6 +234,7 @@ impl Carrier {
                 Ok(Request::Pipeline(_, answer)) => {
                     drop(answer.send(Err(Failure { is_certain: true, ..failure.clone() })))
                 }
+                Ok(Request::Leave(_)) => {}
                 Ok(Request::Close(_)) | Err(TryRecvError::Disconnected) => return true,
                 Err(TryRecvError::Empty) => return false,
             }
@@ -356,11 +365,15 @@ impl Carrier {
                         break failure;
                     }
                 }
-                request = self.requests.recv(), if !traffic.is_closing => self.send(request, &mut traffic),
+                request = self.requests.recv(), if !traffic.is_closing => {
+                    if let Err(failure) = self.send(request, &mut traffic) {
+                        break failure;
+                    }
+                }
                 () = sleep_until(deadline.into()) => {
                     if traffic.is_overdue(limits) {
                         // It would probably not answer now either.
-                        self.next_server = (self.next_server + 1) % self.settings.servers.len();
+                        self.choose_another_server();
                         break Failure::timed_out(self.settings.reply_timeout);
                     }
                     traffic.ping_if_due(uncontended);
@@ -379,16 +392,32 @@ impl Carrier {
         self.identity.as_ref().map_or(MAX_IDLE, |known| known.timeout)
     }
 
-    /// Sends a request, and those that have been asked for since.
-    fn send(&mut self, request: Option<Request>, traffic: &mut Traffic) {
+    fn choose_another_server(&mut self) {
+        self.next_server = (self.next_server + 1) % self.settings.servers.len();
+    }
+
+    /// Sends a request, and those that have been asked for since. Fails if the connection is to be left.
+    fn send(&mut self, request: Option<Request>, traffic: &mut Traffic) -> Result<(), Failure> {
         let mut next = Some(request.unwrap_or(Request::Close(Ending::Connection)));
         while let Some(request) = next {
             match request {
                 Request::Pipeline(ops, answer) => traffic.send(ops, answer, &self.settings),
-                Request::Close(ending) => return traffic.close(ending),
+                Request::Leave(connection) if connection == traffic.connection => {
+                    let server = &self.settings.servers[self.next_server];
+                    let why = format!("{server} does not know what the servers have agreed on");
+                    tracing::warn!(target: "leasehold::store", store = %self.settings.address, "{why}: another one is used");
+                    self.choose_another_server();
+                    return Err(Failure::unavailable(why));
+                }
+                Request::Leave(_) => {}
+                Request::Close(ending) => {
+                    traffic.close(ending);
+                    break;
+                }
             }
             next = self.requests.try_recv().ok();
         }
+        Ok(())
     }
 
     /// Reads what has been received.

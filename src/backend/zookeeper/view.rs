@@ -183,6 +183,12 @@ impl View {
         self.children.iter().filter_map(ends).any(|ends| ends > now)
     }
 
+    /// What changes whenever anybody writes the record, or creates or deletes a child.
+    pub(super) fn versions(&self) -> Option<(i32, i64, Option<i32>)> {
+        let record = self.record.as_ref()?;
+        Some((record.version, record.created, self.child_version))
+    }
+
     /// Whether there may be waiters although permits are free.
     pub(super) fn may_have_waiters(&self) -> bool {
         self.record.as_ref().is_some_and(|record| record.ledger.is_shared())
