@@ -383,8 +383,20 @@ impl ZookeeperEnsemble {
 
     /// Starts a member that was killed, and waits until all that run answer.
     pub(crate) fn restart(&mut self, n: usize) {
-        self.spawn(n);
-        assert!(self.until_ready(), "a member has ended");
+        let end = Instant::now() + START;
+        loop {
+            self.spawn(n);
+            if self.until_ready() {
+                return;
+            }
+            // Meanwhile, its ports may have been those of connections.
+            self.kill(n);
+            assert!(
+                Instant::now() < end,
+                "a member does not start; its log:\n{}",
+                log(self.members[n].directory.path())
+            );
+        }
     }
 
     fn spawn(&mut self, n: usize) {

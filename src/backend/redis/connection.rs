@@ -65,12 +65,14 @@ pub(super) struct ConnectionSettings {
     pub(super) statuses: Arc<Statuses>,
     /// With what the names of the connections begin.
     pub(super) named: Arc<str>,
+    /// How many messages may wait until they are read: see [`Connector::open`].
+    pub(super) messages: usize,
 }
 
 impl ConnectionSettings {
     /// Opens a single link.
     pub(super) async fn open(&self, server: &Server) -> Result<Arc<dyn Link>, CallError> {
-        self.connector.open(server, &self.login).await.map_err(in_plain_words)
+        self.connector.open(server, &self.login, self.messages).await.map_err(in_plain_words)
     }
 }
 
@@ -638,7 +640,7 @@ pub(super) mod tests {
     struct Unused;
 
     impl Connector for Unused {
-        fn open<'a>(&'a self, _: &'a Server, _: &'a Login) -> Opened<'a> {
+        fn open<'a>(&'a self, _: &'a Server, _: &'a Login, _: usize) -> Opened<'a> {
             unreachable!()
         }
     }
@@ -652,6 +654,7 @@ pub(super) mod tests {
             timeouts: Timeouts { connect: timeout, reply: timeout },
             statuses: Statuses::new("a store".to_owned()),
             named: names_after(None),
+            messages: 1,
         }
     }
 

@@ -46,8 +46,6 @@ use crate::runtime::spawn;
 
 /// How many commands may wait in fred's queue.
 const MAX_QUEUED_COMMANDS: usize = 65_536;
-/// How many messages may wait until they are read. If more arrive, that is noticed, and waiting requests are repeated.
-const MESSAGE_BUFFER: usize = 4096;
 
 /// The target of a fred configuration, in which the credentials stay.
 pub(super) fn target(config: &Config) -> Target {
@@ -83,7 +81,7 @@ impl FredConnector {
     }
 
     /// A client that is not connected yet.
-    fn client(&self, address: &Address, login: &Login) -> Client {
+    fn client(&self, address: &Address, login: &Login, messages: usize) -> Client {
         let mut config = self.config.clone();
         config.server = match address {
             Address::Tcp { host, at } => ServerConfig::Centralized { server: server_at(host, *at) },
@@ -98,7 +96,8 @@ impl FredConnector {
         config.database = login.database.or(config.database);
         let performance = PerformanceConfig {
             default_command_timeout: self.timeouts.reply,
-            broadcast_channel_capacity: MESSAGE_BUFFER,
+            // Of nine channels, of which one is used.
+            broadcast_channel_capacity: messages,
             ..PerformanceConfig::default()
         };
         let connection = ConnectionConfig {
@@ -127,9 +126,9 @@ fn server_at(host: &str, at: SocketAddr) -> FredServer {
 }
 
 impl Library for FredConnector {
-    fn open<'a>(&'a self, address: &'a Address, login: &'a Login) -> Opened<'a> {
+    fn open<'a>(&'a self, address: &'a Address, login: &'a Login, messages: usize) -> Opened<'a> {
         async move {
-            let client = self.client(address, login);
+            let client = self.client(address, login, messages);
             let driver = client.init().await.map_err(sort)?;
             let (ended, abort) = (CancellationToken::new(), driver.abort_handle());
             // Dropped with the task, perhaps because its runtime ends.

@@ -25,14 +25,15 @@ pub(super) type Opened<'a> = BoxFuture<'a, Result<Arc<dyn Link>, CallError>>;
 /// Opens connections to servers.
 pub(super) trait Connector: fmt::Debug + Send + Sync {
     /// Connects, authenticates, selects the database, and switches to RESP3. Fails within the timeout for connecting.
-    /// The future must not be dropped before it is done.
-    fn open<'a>(&'a self, server: &'a Server, login: &'a Login) -> Opened<'a>;
+    /// The future must not be dropped before it is done. So many messages may wait until they are read; if more arrive,
+    /// that is noticed ([`Message::Lost`]). All of them have their place from the beginning.
+    fn open<'a>(&'a self, server: &'a Server, login: &'a Login, messages: usize) -> Opened<'a>;
 }
 
 /// Opens connections with one client library.
 pub(super) trait Library: fmt::Debug + Send + Sync {
     /// As [`Connector::open`], at an address of the server.
-    fn open<'a>(&'a self, address: &'a Address, login: &'a Login) -> Opened<'a>;
+    fn open<'a>(&'a self, address: &'a Address, login: &'a Login, messages: usize) -> Opened<'a>;
 }
 
 /// Where a server is reached.

@@ -201,13 +201,14 @@ impl RedisBackend {
             timeouts: settings.timeouts,
             statuses: Arc::clone(&statuses),
             named: names_after(settings.label.as_deref()),
+            messages: 1,
         };
         let (topology, notified) = (settings.target.topology.clone(), Arc::clone(&notifications));
         let sentinel_login = settings.sentinel_login.clone().unwrap_or_default();
         let servers = Servers::new(topology, connections, sentinel_login, notified, closing.token());
         let own_home = Home::own(&own);
         let (commands, renewing) = (servers.commands(&home), servers.commands(&own_home));
-        let subscriber = servers.connection();
+        let subscriber = servers.subscriber();
         let mut drivers = vec![spawn_on(&own, servers.stay_up_to_date(&[&commands, &renewing]))];
         if settings.fail_fast {
             let (changes, notified) = (statuses.changes(), Arc::clone(&notifications));

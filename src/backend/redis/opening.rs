@@ -40,9 +40,14 @@ impl Opening {
         Self { library, tls, connect_timeout, succeeded: AtomicBool::default() }
     }
 
-    async fn open_explained(&self, server: &Server, login: &Login) -> Result<Arc<dyn Link>, CallError> {
+    async fn open_explained(
+        &self,
+        server: &Server,
+        login: &Login,
+        messages: usize,
+    ) -> Result<Arc<dyn Link>, CallError> {
         let first = !self.succeeded.load(Ordering::Relaxed);
-        let mut opening = self.start(server, login);
+        let mut opening = self.start(server, login, messages);
         let opened = tokio::select! {
             biased;
             opened = &mut opening => opened,
@@ -63,13 +68,19 @@ impl Opening {
 
     /// Opens a link in a task: if this future is dropped, the task continues, and the link is closed when it is
     /// dropped.
-    fn start(&self, server: &Server, login: &Login) -> JoinHandle<Result<Arc<dyn Link>, CallError>> {
+    fn start(
+        &self,
+        server: &Server,
+        login: &Login,
+        messages: usize,
+    ) -> JoinHandle<Result<Arc<dyn Link>, CallError>> {
         let (library, time_limit) = (Arc::clone(&self.library), self.connect_timeout);
         let limit = time_limit * 3 / 4;
         let (server, login) = (server.clone(), login.clone());
         spawn(async move {
             let login = login.provided(limit).await?;
-            open_at_any(library, &addresses_of(&server, time_limit).await?, &login, time_limit).await
+            let addresses = addresses_of(&server, time_limit).await?;
+            open_at_any(library, &addresses, &login, messages, time_limit).await
         })
     }
 }
@@ -95,14 +106,15 @@ async fn open_at_any(
     library: Arc<dyn Library>,
     addresses: &[Address],
     login: &Login,
+    messages: usize,
     time_limit: Duration,
 ) -> Result<Arc<dyn Link>, CallError> {
     if let [only] = addresses {
-        return library.open(only, login).await;
+        return library.open(only, login, messages).await;
     }
     let opened = dial::race(addresses.to_vec(), time_limit, |address| {
         let (library, login) = (Arc::clone(&library), login.clone());
-        let attempt = spawn(async move { library.open(&address, &login).await });
+        let attempt = spawn(async move { library.open(&address, &login, messages).await });
         attempt.map(|opened| opened.unwrap_or_else(|gone| Err(CallError::NotSent(gone.to_string()))))
     });
     opened.await.map_err(|failures| all_failed(addresses, failures))
@@ -136,8 +148,8 @@ impl Login {
 }
 
 impl Connector for Opening {
-    fn open<'a>(&'a self, server: &'a Server, login: &'a Login) -> Opened<'a> {
-        self.open_explained(server, login).boxed()
+    fn open<'a>(&'a self, server: &'a Server, login: &'a Login, messages: usize) -> Opened<'a> {
+        self.open_explained(server, login, messages).boxed()
     }
 }
 

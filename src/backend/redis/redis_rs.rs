@@ -43,8 +43,6 @@ use crate::runtime::spawn;
 
 /// How many commands may wait in the library's queue before others wait for room in it.
 const QUEUED_COMMANDS: usize = 4096;
-/// How many messages may wait until they are read. If more arrive, that is noticed, and waiting requests are repeated.
-const MESSAGE_BUFFER: usize = 4096;
 
 /// The target of a redis-rs client.
 pub(super) fn target(client: &redis::Client) -> Result<Target, Error> {
@@ -90,6 +88,7 @@ impl RedisRsConnector {
         &self,
         stream: impl AsyncRead + AsyncWrite + Unpin + Send + 'static,
         login: &Login,
+        messages: usize,
     ) -> Result<Arc<dyn Link>, CallError> {
         let mut info = RedisConnectionInfo::default()
             .set_protocol(ProtocolVersion::RESP3)
@@ -101,7 +100,7 @@ impl RedisRsConnector {
         if let Some(password) = &login.password {
             info = info.set_password(password);
         }
-        let (messages, _) = broadcast::channel(MESSAGE_BUFFER);
+        let (messages, _) = broadcast::channel(messages);
         let config = AsyncConnectionConfig::new()
             .set_response_timeout(Some(self.timeouts.reply))
             .set_pipeline_buffer_size(QUEUED_COMMANDS)
@@ -125,7 +124,7 @@ impl RedisRsConnector {
 }
 
 impl Library for RedisRsConnector {
-    fn open<'a>(&'a self, address: &'a Address, login: &'a Login) -> Opened<'a> {
+    fn open<'a>(&'a self, address: &'a Address, login: &'a Login, messages: usize) -> Opened<'a> {
         async move {
             match address {
                 Address::Tcp { host, at } => {
@@ -134,15 +133,15 @@ impl Library for RedisRsConnector {
                     match &self.tls {
                         Some(tls) => {
                             let stream = connected(self.timeouts, tls.connect(host, stream)).await?;
-                            self.open_on(stream, login).await
+                            self.open_on(stream, login, messages).await
                         }
-                        None => self.open_on(stream, login).await,
+                        None => self.open_on(stream, login, messages).await,
                     }
                 }
                 #[cfg(unix)]
                 Address::Unix(path) => {
                     let stream = connected(self.timeouts, UnixStream::connect(path)).await?;
-                    self.open_on(stream, login).await
+                    self.open_on(stream, login, messages).await
                 }
                 #[cfg(not(unix))]
                 Address::Unix(_) => Err(CallError::NotSent("this platform has no Unix sockets".to_owned())),

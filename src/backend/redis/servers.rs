@@ -16,6 +16,12 @@ use super::target::{Login, Server, Topology};
 use super::transport::Transport;
 use crate::home::Home;
 
+/// How many messages may wait until they are read. If more arrive, waiting requests are repeated. A library takes up to
+/// 600 bytes for each.
+const MESSAGES: usize = 1024;
+/// The same for those of a sentinel, which name the primary.
+const OF_SENTINELS: usize = 64;
+
 /// Creates the connections of a store.
 #[derive(Debug)]
 pub(super) struct Servers {
@@ -46,7 +52,11 @@ impl Servers {
         let topology = match topology {
             Topology::Single(server) => ServedBy::Server(server),
             Topology::Sentinel { sentinels, service } => {
-                let connections = ConnectionSettings { login: sentinel_login, ..connections.clone() };
+                let connections = ConnectionSettings {
+                    login: sentinel_login,
+                    messages: OF_SENTINELS,
+                    ..connections.clone()
+                };
                 ServedBy::Primary(Arc::new(Sentinels::new(sentinels, service, connections)))
             }
             Topology::Cluster(seeds) => ServedBy::Cluster(Slots::new(seeds, connections.clone())),
@@ -71,10 +81,15 @@ impl Servers {
         }
     }
 
-    /// A connection to the server that serves all keys; in a cluster to any node, which passes messages on.
-    pub(super) fn connection(&self) -> Arc<Connection> {
+    /// A connection on which messages are received: to the server that serves all keys; in a cluster to any node, which
+    /// passes them on.
+    pub(super) fn subscriber(&self) -> Arc<Connection> {
+        self.connection(&ConnectionSettings { messages: MESSAGES, ..self.connections.clone() })
+    }
+
+    fn connection(&self, settings: &ConnectionSettings) -> Arc<Connection> {
         Connection::new(
-            &self.connections,
+            settings,
             match &self.topology {
                 ServedBy::Server(server) => Arc::new(ToServer(server.clone())),
                 ServedBy::Primary(sentinels) => Arc::new(ToPrimary(Arc::clone(sentinels))),
@@ -88,7 +103,7 @@ impl Servers {
         let notifications = Arc::clone(&self.notifications);
         match &self.topology {
             ServedBy::Server(_) | ServedBy::Primary(_) => {
-                let connection = self.connection();
+                let connection = self.connection(&self.connections);
                 let transport = Transport::new(Arc::clone(&connection), notifications, home);
                 Commands::Server(connection, transport)
             }
