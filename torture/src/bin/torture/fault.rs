@@ -132,20 +132,6 @@ impl Fault {
         !matches!(self, Self::Partition(_) | Self::ForceRelease | Self::Resize | Self::Server(_))
     }
 
-    pub(crate) fn is_on(self, store: Store) -> bool {
-        match self {
-            Self::StopWorker | Self::KillWorker | Self::ForceRelease => true,
-            Self::Resize => store.has_semaphores(),
-            Self::HoldTraffic(..) | Self::Slow | Self::SlowThenHold => {
-                matches!(store, Store::Redis | Store::Redlock)
-            }
-            Self::Hold(_) | Self::Partition(_) | Self::Cut | Self::CutRequest | Self::CutAnswer => {
-                store.has_lines()
-            }
-            Self::Server(fault) => store.faults().contains(&fault),
-        }
-    }
-
     /// What it does to the promises of this store, if it hits this client.
     pub(crate) const fn effect(self, store: Store, client: u32) -> Effect {
         match self {

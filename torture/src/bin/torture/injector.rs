@@ -10,10 +10,11 @@ use crate::clock::now;
 use crate::fault::Fault;
 use crate::fleet::Fleet;
 use crate::operator;
+use crate::own_client::is_back;
 use crate::schedule::{Chosen, Schedule, Scheduled};
 use crate::servers::{Server, Strike};
 use crate::sites::Taken;
-use crate::store::{Store, is_back};
+use crate::store::Store;
 use crate::support::Direction;
 
 /// How late each answer is on a line that is slow.

@@ -20,6 +20,7 @@
 //!   how the system schedules processes: a run with the same seed has the same faults, not the same interleaving.
 //! * **Servers and proxies are those of the tests** (`tests/support`), as for the benches: included, not copied.
 
+mod attempt;
 mod clock;
 mod fault;
 mod fleet;
@@ -28,6 +29,8 @@ mod injector;
 mod line;
 mod log;
 mod operator;
+mod options;
+mod own_client;
 mod register;
 mod report;
 mod run;
@@ -74,7 +77,7 @@ struct Arguments {
     #[command(subcommand)]
     command: Option<Command>,
     #[command(flatten)]
-    run: run::Options,
+    run: options::Options,
 }
 
 #[derive(Debug, Subcommand)]

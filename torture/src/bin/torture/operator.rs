@@ -6,9 +6,9 @@ use leasehold::{Client, Error, OnOtherLimit, Purpose, SemaphoreOptions};
 use leasehold_torture::history::Effect;
 use tokio::time::{Instant, sleep};
 
+use crate::own_client::client;
 use crate::servers::Server;
 use crate::sites::{Kind, PERMITS, Taken};
-use crate::store::client;
 
 /// How long an operator tries.
 const PATIENCE: Duration = Duration::from_secs(10);

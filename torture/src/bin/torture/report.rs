@@ -10,7 +10,8 @@ use leasehold_torture::outcome::Outcome;
 use leasehold_torture::report::page::{Page, RULES};
 use leasehold_torture::report::timeline::Scene;
 
-use crate::run::{Options, Ran};
+use crate::attempt::Ran;
+use crate::options::Options;
 
 /// How many violations are written out.
 const WRITTEN_OUT: usize = 40;

@@ -5,6 +5,7 @@ use std::time::Duration;
 use clap::ValueEnum;
 
 use crate::fault::{Fault, ServerFault};
+use crate::servers;
 use crate::store::Store;
 use crate::support::{Direction, Traffic};
 use Direction::{Both, ToClient, ToServer};
@@ -271,11 +272,26 @@ impl Scenario {
 
     /// The faults that this store can have. None, if that is not one of those of the scenario.
     pub(crate) fn faults_on(&self, store: Store) -> Result<Vec<Fault>, String> {
-        let faults: Vec<_> = self.faults.iter().copied().filter(|fault| fault.is_on(store)).collect();
+        let faults: Vec<_> = self.faults.iter().copied().filter(|fault| is_on(*fault, store)).collect();
         if faults.is_empty() && !self.faults.is_empty() {
             return Err(format!("{} has none of the faults of {}", store.name(), self.name));
         }
         Ok(faults)
+    }
+}
+
+/// Whether it can happen there.
+fn is_on(fault: Fault, store: Store) -> bool {
+    match fault {
+        Fault::StopWorker | Fault::KillWorker | Fault::ForceRelease => true,
+        Fault::Resize => store.has_semaphores(),
+        Fault::HoldTraffic(..) | Fault::Slow | Fault::SlowThenHold => {
+            matches!(store, Store::Redis | Store::Redlock)
+        }
+        Fault::Hold(_) | Fault::Partition(_) | Fault::Cut | Fault::CutRequest | Fault::CutAnswer => {
+            store.has_lines()
+        }
+        Fault::Server(fault) => servers::faults(store).contains(&fault),
     }
 }
 

@@ -6,7 +6,8 @@ use std::time::Duration;
 use leasehold_torture::judge::Rule;
 use leasehold_torture::shrink::smallest;
 
-use crate::run::{Options, Ran, attempt};
+use crate::attempt::{Ran, attempt};
+use crate::options::Options;
 use crate::schedule::Chosen;
 
 /// Restarts of servers take longer than is planned for.

@@ -79,9 +79,11 @@ impl Kind {
         }
     }
 
-    const fn order(self) -> Order {
+    fn order(self, store: Store) -> Order {
         match self {
             Self::Mutex | Self::Several => Order::WithinClients,
+            // Several queues have no order in common.
+            Self::QueuedMutex | Self::Reentrant if store == Store::Redlock => Order::Free,
             Self::QueuedMutex | Self::Reentrant | Self::Fair | Self::ReadWrite => Order::Arrival,
             Self::Counting => Order::Free,
         }
@@ -114,7 +116,7 @@ pub(crate) fn judged(all: &[Taken], store: Store) -> Vec<Site> {
         name: taken.name.clone(),
         limits: vec![Limit::always(taken.kind.limit())],
         lease: micros(taken.lease),
-        order: taken.kind.order(),
+        order: taken.kind.order(store),
         ordered_tokens: true,
         lease_per_request: store == Store::Redlock,
     };

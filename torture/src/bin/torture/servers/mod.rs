@@ -1,16 +1,16 @@
 //! What runs for each store, with the faults that it can have: one module for each.
 
-pub(crate) mod cluster;
-pub(crate) mod etcd;
-pub(crate) mod etcd_cluster;
-pub(crate) mod mysql;
-pub(crate) mod postgres;
-pub(crate) mod redis;
-pub(crate) mod redlock;
-pub(crate) mod sentinel;
-pub(crate) mod sqlite;
-pub(crate) mod zookeeper;
-pub(crate) mod zookeeper_ensemble;
+mod cluster;
+mod etcd;
+mod etcd_cluster;
+mod mysql;
+mod postgres;
+mod redis;
+mod redlock;
+mod sentinel;
+mod sqlite;
+mod zookeeper;
+mod zookeeper_ensemble;
 
 use std::fmt::Debug;
 use std::time::Duration;
@@ -20,6 +20,41 @@ use tokio::time::{Instant, sleep};
 
 use crate::fault::{Fault, ServerFault};
 use crate::line::Line;
+use crate::store::Store;
+
+/// What its servers can suffer.
+pub(crate) const fn faults(store: Store) -> &'static [ServerFault] {
+    match store {
+        Store::Redis => redis::FAULTS,
+        Store::Redlock => redlock::FAULTS,
+        Store::Sentinel => sentinel::FAULTS,
+        Store::Cluster => cluster::FAULTS,
+        Store::Postgres => postgres::FAULTS,
+        Store::Mysql => mysql::FAULTS,
+        Store::Etcd => etcd::FAULTS,
+        Store::EtcdCluster => etcd_cluster::FAULTS,
+        Store::Zookeeper => zookeeper::FAULTS,
+        Store::ZookeeperEnsemble => zookeeper_ensemble::FAULTS,
+        Store::Sqlite => sqlite::FAULTS,
+    }
+}
+
+/// `None` if this machine does not have it.
+pub(crate) fn start_or_skip(store: Store, start: Start<'_>) -> Option<Box<dyn Server>> {
+    Some(match store {
+        Store::Redis => Box::new(redis::Redis::start_or_skip(start)?),
+        Store::Redlock => Box::new(redlock::Redlock::start_or_skip(start)?),
+        Store::Sentinel => Box::new(sentinel::Sentinel::start_or_skip()?),
+        Store::Cluster => Box::new(cluster::Cluster::start_or_skip()?),
+        Store::Postgres => Box::new(postgres::Postgres::start_or_skip()?),
+        Store::Mysql => Box::new(mysql::Mysql::start_or_skip()?),
+        Store::Etcd => Box::new(etcd::Etcd::start_or_skip()?),
+        Store::EtcdCluster => Box::new(etcd_cluster::EtcdCluster::start_or_skip()?),
+        Store::Zookeeper => Box::new(zookeeper::Zookeeper::start_or_skip()?),
+        Store::ZookeeperEnsemble => Box::new(zookeeper_ensemble::ZookeeperEnsemble::start_or_skip()?),
+        Store::Sqlite => Box::new(sqlite::Sqlite::start(start)),
+    })
+}
 
 /// How a server is started.
 #[derive(Clone, Copy, Debug)]
