@@ -10,7 +10,7 @@ use nix::sys::signal::{Signal, killpg};
 use nix::unistd::getpgrp;
 use signal_hook::low_level::emulate_default_handler;
 
-use crate::output;
+use crate::wording;
 
 /// The answer is no.
 pub(crate) const NO: u8 = 1;
@@ -68,7 +68,7 @@ impl End {
 pub(crate) fn tell(color: AnsiColor, text: &impl Display) {
     let style = Style::new().fg_color(Some(color.into()));
     let text = text.to_string();
-    let text = text.lines().map(output::clean).collect::<Vec<_>>().join("\n");
+    let text = text.lines().map(wording::clean).collect::<Vec<_>>().join("\n");
     // A terminal that is gone or a disk that is full leaves nobody to tell, and is no reason to end a command or to
     // keep a lock, as the panic of `eprintln!` would.
     let _ = writeln!(anstream::stderr().lock(), "{style}leasehold:{style:#} {text}");

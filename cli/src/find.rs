@@ -8,6 +8,7 @@ use leasehold::{BackendError, Client, Error, Inspection, Purpose};
 use crate::args::Which;
 use crate::exit::Failure;
 use crate::output;
+use crate::wording;
 
 /// Something that has the name, and who holds it or waits for it.
 #[derive(Debug)]
@@ -88,7 +89,7 @@ pub(crate) async fn ask(client: &Client, which: &Which) -> Result<Answer, Failur
         return Err(error.into());
     }
     let unknown = |(purpose, error)| {
-        format!("cannot look up the {purpose} called {}: {error}", output::clean(&which.name))
+        format!("cannot look up the {purpose} called {}: {error}", wording::clean(&which.name))
     };
     let unknown = refused.into_iter().map(unknown).collect();
     all.retain(Found::is_in_use);

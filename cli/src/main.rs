@@ -21,6 +21,7 @@ mod terminal;
 mod visit;
 mod waiting;
 mod watcher;
+mod wording;
 
 use std::process::ExitCode;
 

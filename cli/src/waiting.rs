@@ -9,7 +9,7 @@ use leasehold::Error;
 use tokio::time::sleep;
 
 use crate::job::say;
-use crate::output::clean;
+use crate::wording::clean;
 
 /// Who waits for less than this is told nothing, on a terminal.
 const BRIEF: Duration = Duration::from_millis(300);

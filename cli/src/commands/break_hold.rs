@@ -11,14 +11,14 @@ use crate::args::{Args, Break, Which};
 use crate::exit::{Failure, NO, USAGE};
 use crate::find::Found;
 use crate::report::{Broken, Holder};
-use crate::{find, output, visit};
+use crate::{find, output, visit, wording};
 
 pub(crate) async fn run(args: &Args, wanted: &Break) -> Result<ExitCode, Failure> {
     visit::connected(args, async |client| look_and_break(client, args, wanted).await).await
 }
 
 async fn look_and_break(client: &Client, args: &Args, wanted: &Break) -> Result<ExitCode, Failure> {
-    let name = output::clean(&wanted.which.name);
+    let name = wording::clean(&wanted.which.name);
     let report = |held: Option<&Found>, broken, text: &str| report(client, args, wanted, held, broken, text);
     let Some(held) = held(client, &wanted.which).await? else {
         return report(None, false, &format!("nobody holds {name}: there is nothing to break"));
@@ -55,7 +55,7 @@ async fn look_and_break(client: &Client, args: &Args, wanted: &Break) -> Result<
 async fn held(client: &Client, which: &Which) -> Result<Option<Found>, Failure> {
     let mut held = find::in_use(client, which).await?;
     held.retain(Found::is_held);
-    let name = output::clean(&which.name);
+    let name = wording::clean(&which.name);
     let (mut can, cannot): (Vec<_>, Vec<_>) =
         held.into_iter().partition(|found| found.purpose.can_be_force_released());
     match (can.pop(), can.len(), cannot.first()) {
@@ -83,7 +83,7 @@ fn unbreakable(name: &str, found: &Found) -> Failure {
         Some(last) => format!(
             "End the programs that hold it: what they hold ends when they release it, and that of a program that is \
              dead in {} at the latest.",
-            output::time(last)
+            wording::time(last)
         ),
         None => "End the programs that hold it: what they hold ends when they release it.".to_owned(),
     };
@@ -99,7 +99,7 @@ fn consequences(client: &Client, held: &Found) -> String {
         (_, true, _) => format!("{name} is told at once."),
         (_, false, Some(remaining)) => format!(
             "{name} is told by its next renewal: within a third of its TTL, and within {} in any case.",
-            output::time(remaining)
+            wording::time(remaining)
         ),
         (_, false, None) => format!("{name} is told by its next renewal."),
     };

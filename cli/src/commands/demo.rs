@@ -18,6 +18,7 @@ use crate::args::Args;
 use crate::exit::{Failure, LOST};
 use crate::output;
 use crate::report::{Event, seconds};
+use crate::wording;
 
 const LENGTH: Duration = Duration::from_secs(20);
 const TTL: Duration = Duration::from_secs(3);
@@ -134,11 +135,11 @@ impl Stage {
         drop(seen);
         if let Some(after) = taken_over_after {
             let text =
-                format!("takes over {} after the death, when the lease has ended", output::time(after));
+                format!("takes over {} after the death, when the lease has ended", wording::time(after));
             self.tell(Some(worker), &text).await;
         }
         if let Some(paused) = paused {
-            let text = format!("takes over {} after the pause began", output::time(paused.elapsed()));
+            let text = format!("takes over {} after the pause began", wording::time(paused.elapsed()));
             self.tell(Some(worker), &text).await;
         }
     }
@@ -182,7 +183,7 @@ impl Stage {
         match seen.taken_over_after {
             None => seen.wrong.push("nobody took over from the worker that died".to_owned()),
             Some(after) if after > TTL + LATE => {
-                seen.wrong.push(format!("it took {} to take over from the dead", output::time(after)));
+                seen.wrong.push(format!("it took {} to take over from the dead", wording::time(after)));
             }
             Some(_) => {}
         }

@@ -10,7 +10,7 @@ use leasehold::{Holder, ListEntry, Purpose, RwLock};
 use crate::args::{Args, List};
 use crate::exit::Failure;
 use crate::report::Item;
-use crate::{output, visit};
+use crate::{output, visit, wording};
 
 const HEADER: [&str; 8] = ["NAME", "KIND", "HELD BY", "FOR", "ENDS IN", "TOKEN", "WAITING", "NOTE"];
 /// Those of numbers.
@@ -102,7 +102,7 @@ impl Row {
             remaining: holders.iter().filter_map(|holder| holder.remaining).max(),
             token: only.and_then(|holder| holder.token).map(|token| token.get()),
             waiters: *waiters,
-            note: output::clean(note).into_owned(),
+            note: wording::clean(note).into_owned(),
         }
     }
 
@@ -113,9 +113,9 @@ impl Row {
 
     /// In the order of the header.
     pub(crate) fn cells(&self) -> [String; 8] {
-        let time = |time: Option<Duration>| time.map(output::short_time).unwrap_or_default();
+        let time = |time: Option<Duration>| time.map(wording::short_time).unwrap_or_default();
         [
-            output::clean(&self.name).into_owned(),
+            wording::clean(&self.name).into_owned(),
             self.purpose.to_string(),
             self.holder.clone(),
             time(self.held_for),
@@ -140,12 +140,12 @@ fn held_by(purpose: Purpose, holders: &[Holder]) -> String {
 /// What a holder is called.
 pub(crate) fn who(purpose: Purpose, holder: &Holder) -> String {
     let label = match (&holder.label, holder.short_id()) {
-        (Some(label), _) => output::clean(label).into_owned(),
+        (Some(label), _) => wording::clean(label).into_owned(),
         (None, Some(id)) => format!("lease {id}"),
         (None, None) => "a client of another library".to_owned(),
     };
     match &holder.owner {
-        Some(owner) => format!("{label}, owner {}", output::clean(owner)),
+        Some(owner) => format!("{label}, owner {}", wording::clean(owner)),
         None if purpose == Purpose::RwLock && holder.permits == RwLock::MAX_READERS => {
             format!("{label} (writes)")
         }

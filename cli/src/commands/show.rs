@@ -10,7 +10,7 @@ use crate::args::{Args, Show};
 use crate::exit::{Failure, NO};
 use crate::find::Found;
 use crate::report::{self, Details};
-use crate::{find, output, visit};
+use crate::{find, output, visit, wording};
 
 pub(crate) async fn run(args: &Args, wanted: &Show) -> Result<ExitCode, Failure> {
     visit::connected(args, async |client| {
@@ -24,7 +24,7 @@ pub(crate) async fn run(args: &Args, wanted: &Show) -> Result<ExitCode, Failure>
             }
         }
         if found.is_empty() {
-            let name = output::clean(name);
+            let name = wording::clean(name);
             output::note(&format!("nobody holds {name} or waits for it at {}", client.store()));
         }
         Ok(ExitCode::from(if found.is_empty() { NO } else { 0 }))
@@ -35,7 +35,7 @@ pub(crate) async fn run(args: &Args, wanted: &Show) -> Result<ExitCode, Failure>
 /// For people: several lines.
 pub(crate) fn text(name: &str, found: &Found) -> String {
     let Found { purpose, now } = found;
-    let mut text = format!("{purpose} {}\n", output::clean(name));
+    let mut text = format!("{purpose} {}\n", wording::clean(name));
     if now.holders.is_empty() {
         text += "  held by   nobody\n";
     }
@@ -52,7 +52,7 @@ pub(crate) fn text(name: &str, found: &Found) -> String {
     for node in &now.nodes {
         let view = match &node.view {
             Ok(view) => one_line(*purpose, view),
-            Err(error) => output::clean(error).into_owned(),
+            Err(error) => wording::clean(error).into_owned(),
         };
         add(&mut text, "node", &format!("{}: {view}", node.store));
     }
@@ -63,10 +63,10 @@ fn describe(text: &mut String, purpose: Purpose, holder: &Holder) {
     add(text, "held by", &who(purpose, holder));
     if let Some(held_for) = holder.held_for {
         let since = report::ago(held_for).unwrap_or_default();
-        add(text, "  since", &format!("{since}, for {}", output::time(held_for)));
+        add(text, "  since", &format!("{since}, for {}", wording::time(held_for)));
     }
     let ends = match holder.remaining {
-        Some(remaining) => format!("in {} unless it is renewed", output::time(remaining)),
+        Some(remaining) => format!("in {} unless it is renewed", wording::time(remaining)),
         None => "never: the key has no expiry".to_owned(),
     };
     add(text, "  ends", &ends);
@@ -74,7 +74,7 @@ fn describe(text: &mut String, purpose: Purpose, holder: &Holder) {
         add(text, "  token", &token.to_string());
     }
     if let Some(note) = &holder.note {
-        add(text, "  note", &output::clean(note));
+        add(text, "  note", &wording::clean(note));
     }
     if let Some(id) = holder.short_id() {
         add(text, "  lease", &id);
@@ -88,7 +88,7 @@ fn add(text: &mut String, what: &str, value: &str) {
 
 fn waits(purpose: Purpose, waiter: &Waiter) -> String {
     let mut text = match &waiter.label {
-        Some(label) => output::clean(label).into_owned(),
+        Some(label) => wording::clean(label).into_owned(),
         None => format!("lease {:?}", waiter.id),
     };
     if purpose == Purpose::RwLock {
@@ -97,7 +97,7 @@ fn waits(purpose: Purpose, waiter: &Waiter) -> String {
         text += &format!(" ({} permits)", waiter.permits);
     }
     if let Some(note) = &waiter.note {
-        text += &format!(": {}", output::clean(note));
+        text += &format!(": {}", wording::clean(note));
     }
     text
 }
@@ -105,5 +105,5 @@ fn waits(purpose: Purpose, waiter: &Waiter) -> String {
 fn one_line(purpose: Purpose, view: &Inspection) -> String {
     let holders: Vec<_> = view.holders.iter().map(|holder| who(purpose, holder)).collect();
     let held_by = if holders.is_empty() { "nobody".to_owned() } else { holders.join(", ") };
-    format!("held by {held_by}, {}", output::waiters(view.waiters.len()))
+    format!("held by {held_by}, {}", wording::waiters(view.waiters.len()))
 }

@@ -6,7 +6,7 @@ use leasehold::Client;
 
 use crate::args::{Args, Token};
 use crate::exit::{Failure, NO};
-use crate::{find, output, report, visit};
+use crate::{find, output, report, visit, wording};
 
 pub(crate) async fn run(args: &Args, wanted: &Token) -> Result<ExitCode, Failure> {
     visit::connected(args, async |client| print(args, wanted, client).await).await
@@ -38,7 +38,7 @@ async fn print(args: &Args, wanted: &Token, client: &Client) -> Result<ExitCode,
         } else {
             "is not held"
         };
-        output::note(&format!("{} {why}", output::clean(name)));
+        output::note(&format!("{} {why}", wording::clean(name)));
     }
     Ok(ExitCode::from(if printed == 0 { NO } else { 0 }))
 }

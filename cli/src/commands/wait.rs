@@ -11,7 +11,7 @@ use crate::exit::{Failure, NOT_OBTAINED, UNAVAILABLE};
 use crate::find::{self, Answer, Found};
 use crate::report::{Free, seconds};
 use crate::waiting::Line;
-use crate::{output, store, visit};
+use crate::{output, store, visit, wording};
 
 /// The first pause between two looks; each is longer than the one before. Stores tell only those who are in the queue.
 const FIRST_PAUSE: Duration = Duration::from_millis(50);
@@ -37,7 +37,7 @@ async fn wait(args: &Args, wanted: &Wait, client: &Client) -> Result<ExitCode, F
     if !free && !is_known {
         return Err(Failure::new(UNAVAILABLE, format!("{} has not answered in time", client.store())));
     }
-    let name = output::clean(&wanted.which.name);
+    let name = wording::clean(&wanted.which.name);
     if args.json {
         let waited_seconds = seconds(begun.elapsed());
         output::json(&Free { name: wanted.which.name.clone(), free, waited_seconds })?;
@@ -63,7 +63,7 @@ struct Looks<'a> {
 
 impl<'a> Looks<'a> {
     fn new(client: &'a Client, which: &'a Which) -> Self {
-        let line = Line::new(&output::clean(&which.name));
+        let line = Line::new(&wording::clean(&which.name));
         Self { client, which, line, is_known: false, away_since: None, has_said: false }
     }
 
@@ -104,5 +104,5 @@ impl<'a> Looks<'a> {
 /// As `run` says it.
 fn say(name: &str, used: &Found) -> String {
     let contention = Contention::from(used.now.clone()).to_string();
-    format!("`{}`: {}", output::clean(name), output::clean(&contention))
+    format!("`{}`: {}", wording::clean(name), wording::clean(&contention))
 }

@@ -1,10 +1,8 @@
 //! A lock on one store: every order in which its clients, the store, the network and the clock can take their steps.
 
-use stateright::{Model, Property};
-
+use super::Variant;
 use super::client::{Call, Client, Draft, Phase};
 use super::store::{Answer, Lease, Number, Operation, Outcome, Push, Store, TOKENS, TTL, Ticks};
-use super::{Variant, calm};
 
 /// A lock and its clients. The numbers say how large the model is, and how often each fault may occur.
 #[derive(Clone, Copy, Debug)]
@@ -78,10 +76,10 @@ pub struct State {
 /// Data that is changed under the lock: it accepts no smaller token than it has seen.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
 pub(super) struct Data {
-    value: u8,
+    pub(super) value: u8,
     token: Number,
     /// How many changes it has accepted.
-    changes: u8,
+    pub(super) changes: u8,
 }
 
 /// What has happened, for the properties.
@@ -89,16 +87,16 @@ pub(super) struct Data {
 pub(super) struct Past {
     cuts: u8,
     deaths: u8,
-    losses: u8,
+    pub(super) losses: u8,
     pub(super) jumps: u8,
     /// The leases of clients that have died.
     pub(super) abandoned: Vec<Lease>,
     /// The greatest token that was reserved.
     newest: Number,
-    went_back: bool,
+    pub(super) went_back: bool,
     /// Who waits, in order of arrival, and until when.
     arrivals: Vec<(Lease, Ticks)>,
-    overtook: bool,
+    pub(super) overtook: bool,
 }
 
 /// A step of one of them.
@@ -145,65 +143,8 @@ pub enum Action {
     Tick,
 }
 
-impl Model for Lock {
-    type State = State;
-    type Action = Action;
-
-    fn init_states(&self) -> Vec<State> {
-        vec![State {
-            now: 0,
-            // It may be set back.
-            clock: if self.jumps > 0 { TTL } else { 0 },
-            store: Store::default(),
-            clients: (0..self.clients).map(Client::new).collect(),
-            late: Vec::new(),
-            data: Data::default(),
-            past: Past::default(),
-        }]
-    }
-
-    fn actions(&self, state: &State, actions: &mut Vec<Action>) {
-        for (number, client) in (0..).zip(&state.clients) {
-            self.actions_of(number, client, state, actions);
-        }
-        actions.extend((0..state.late.len()).map(Action::ExecuteLate));
-        if state.now < self.ticks {
-            actions.push(Action::Tick);
-            if state.past.losses < self.losses {
-                actions.push(Action::LoseMemory);
-            }
-        }
-        if state.past.jumps < self.jumps {
-            actions.push(Action::JumpAhead);
-            if state.clock >= TTL {
-                actions.push(Action::JumpBack);
-            }
-        }
-    }
-
-    fn next_state(&self, last: &State, action: Action) -> Option<State> {
-        let mut next = last.clone();
-        next.take(action, self.variant, self.late_calls);
-        (next != *last).then_some(next)
-    }
-
-    fn properties(&self) -> Vec<Property<Self>> {
-        vec![
-            Property::<Self>::always("I1", |_, state| state.excludes()),
-            Property::<Self>::always("I2", |_, state| !state.past.went_back),
-            Property::<Self>::always("I3", |_, state| state.data.value == state.data.changes),
-            Property::<Self>::always("I5", calm::ends),
-            Property::<Self>::always("I7", |_, state| !state.past.overtook),
-            // The model is not so small that nothing happens in it.
-            Property::<Self>::sometimes("a waiter is granted the lock", |_, state| {
-                state.clients.iter().any(|client| !client.pushes.is_empty())
-            }),
-        ]
-    }
-}
-
 impl Lock {
-    fn actions_of(&self, number: u8, client: &Client, state: &State, actions: &mut Vec<Action>) {
+    pub(super) fn actions_of(&self, number: u8, client: &Client, state: &State, actions: &mut Vec<Action>) {
         let now = state.now;
         match &client.phase {
             Phase::Idle if client.lease.number < self.leases => actions.push(Action::Ask(number)),
@@ -380,7 +321,7 @@ impl State {
     }
 
     /// No two hold the lock. That is not promised after the store has lost its memory, or its clock was set.
-    fn excludes(&self) -> bool {
+    pub(super) fn excludes(&self) -> bool {
         let holders = self.clients.iter().filter(|client| client.held(self.now).is_some());
         holders.count() <= 1 || self.past.losses > 0 || self.past.jumps > 0
     }

@@ -32,6 +32,7 @@ mod calm;
 mod client;
 mod explore;
 pub mod lock;
+mod model;
 pub mod redlock;
 pub mod store;
 mod variant;

@@ -8,7 +8,7 @@ use ratatui::widgets::{Cell, Paragraph, Row as TableRow, Table, TableState, Wrap
 
 use super::view::View;
 use crate::commands::list::Row;
-use crate::output;
+use crate::wording;
 
 /// A column: its header, the number of its cell, its width, and from which width of the window on it is shown.
 struct Column {
@@ -82,7 +82,7 @@ fn title_lines(view: &View, styles: &Styles) -> Vec<Line<'static>> {
     let prefix = if view.prefix.is_empty() {
         String::new()
     } else {
-        format!(", prefix {}", output::clean(&view.prefix))
+        format!(", prefix {}", wording::clean(&view.prefix))
     };
     let first = Line::from(format!("{count}{prefix}  {}", view.store)).style(styles.header);
     let second = match (&view.away, &view.failure) {

@@ -20,7 +20,7 @@ use crate::args::{Args, Watch};
 use crate::exit::{Failure, LOST};
 use crate::find::Found;
 use crate::signals::Signals;
-use crate::{output, report, store, visit};
+use crate::{output, report, store, visit, wording};
 use view::{Id, View, Wish};
 
 /// Looking at a store with a great many locks takes time: at most one part in so many of all time.
@@ -143,7 +143,7 @@ fn away(client: &Client) -> Option<String> {
     };
     let why = state.nodes.iter().find_map(|node| node.reason.as_deref()).unwrap_or("it does not answer");
     let at = report::ago(since).unwrap_or_default();
-    Some(format!("disconnected since {at} ({}): {}", output::time(since), output::clean(why)))
+    Some(format!("disconnected since {at} ({}): {}", wording::time(since), wording::clean(why)))
 }
 
 /// As for what is printed.

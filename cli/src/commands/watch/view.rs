@@ -9,7 +9,7 @@ use super::Seen;
 use crate::commands::list::{self, Row};
 use crate::commands::show;
 use crate::find::Found;
-use crate::output;
+use crate::wording;
 
 /// What rows are sorted by; those that are equal, by name.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -135,7 +135,7 @@ impl View {
         if let Some(shown) = self.detail.as_mut().filter(|shown| shown.id == *id) {
             shown.text = Some(match found {
                 Ok(found) => show::text(&id.1, &found),
-                Err(error) => output::clean(&error.to_string()).into_owned(),
+                Err(error) => wording::clean(&error.to_string()).into_owned(),
             });
             shown.scroll(0);
         }
