@@ -16,6 +16,8 @@ local function prune(r)
     -- Adds the places of dead waiters among this many at random.
     local function look_among(count)
       local places, ids = call('ZRANDMEMBER', r.queue, count), {}
+      -- They expire at once if the clock is set back at this moment.
+      if not places[1] then return end
       for i, place in ipairs(places) do
         ids[i] = sub(place, 18)
       end

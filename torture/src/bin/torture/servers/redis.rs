@@ -56,10 +56,14 @@ impl Redis {
         Some(Self { server: RedisServer::start_with_or_skip(LEFT_OUT, setup)?, clock, kept: None })
     }
 
+    /// Between two scripts: within one, the server would measure some times by the old clock and some by the new one.
     fn set_clock(&self, set: impl FnOnce(&Clock)) {
         if let Some(clock) = &self.clock {
+            let mut raw = self.server.raw();
+            raw.send(&["CLIENT", "PAUSE", "60000", "WRITE"]);
             set(clock);
-            clock.is_followed_by(&mut self.server.raw());
+            clock.is_followed_by(&mut raw);
+            raw.send(&["CLIENT", "UNPAUSE"]);
         }
     }
 }
