@@ -253,7 +253,7 @@ async fn a_lock_held_by_the_bare_recipe_excludes_ours() {
     let mutex = mutex_of(&client);
     assert!(bare_lock(&mut raw, BARE_HOLDER, SECOND * 60));
     assert!(mutex.try_lock().await.expect("answered").is_none());
-    assert_timed_out(mutex.lock_timeout(ms(150)).await);
+    assert_timed_out(mutex.lock_timeout(ms(300)).await);
     let holder = mutex.inspect().await.expect("inspected").holder().cloned().expect("held");
     assert_eq!((holder.id.as_str(), holder.token), (BARE_HOLDER, None));
     assert!(holder.remaining.is_some_and(|rest| rest > SECOND * 40 && rest <= SECOND * 60), "{holder:?}");
@@ -848,7 +848,7 @@ async fn connections_close_on_shutdown_and_when_everything_is_dropped() {
     // Dropped in the middle of a wait.
     assert!(bare_lock(&mut raw, BARE_HOLDER, SECOND * 60));
     let client = connect(&server).await;
-    assert_timed_out(mutex_of(&client).lock_timeout(ms(50)).await);
+    assert_timed_out(mutex_of(&client).lock_timeout(ms(300)).await);
     let waiter = waiter(&mutex_of(&client));
     waiting(&mutex_of(&client), 1).await;
     drop(client);
@@ -1248,7 +1248,7 @@ async fn something_else_under_a_key_of_ours_is_refused_and_left_alone() {
         for error in [
             refusal(within(SOON, mutex.try_lock()).await),
             refusal(within(SOON, mutex.lock()).await),
-            refusal(within(SOON, mutex.lock_timeout(ms(100))).await),
+            refusal(within(SOON, mutex.lock_timeout(SOON)).await),
         ] {
             assert!(error.contains("WRONGTYPE") && error.contains(NAME), "{key}: {error}");
         }

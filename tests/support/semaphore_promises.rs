@@ -235,7 +235,7 @@ async fn a_request_for_many_is_not_starved_and_nobody_overtakes_it<S: Semaphore>
         assert_eq!(free(&three).await, free_now - 1);
         for impatient in [&one, &three] {
             assert_none(impatient, 1).await;
-            assert_timed_out(impatient.acquire_timeout(ms(20)).await);
+            assert_timed_out(impatient.acquire_timeout(ms(300)).await);
             assert_timed_out(impatient.acquire_timeout(Duration::ZERO).await);
         }
         until_waiting(&one, 4).await;
@@ -488,7 +488,7 @@ async fn requests_with_a_time_limit_take_free_permits_and_report_how_long_they_w
     let Error::TimedOut { name, waited, .. } = error else { panic!("expected TimedOut, got {error:?}") };
     assert_eq!(name, NAME);
     assert!(waited >= ms(150), "{waited:?}");
-    let mut other = two.acquire_timeout(ms(150)).await.expect("free");
+    let mut other = two.acquire_timeout(SOON).await.expect("free");
     assert_timed_out(two.acquire_timeout(Duration::ZERO).await);
     assert!(other.split(1).is_none());
     let waiter = two.clone();
@@ -1160,7 +1160,7 @@ async fn a_lock_cannot_be_taken_under_the_key_of_a_semaphore_in_use<S: Semaphore
     let mutex = two.mutex_with(NAME, lock_options::<S>()).expect("valid");
     assert_wrong_type(within(SOON, mutex.lock()).await);
     assert_wrong_type(within(SOON, mutex.try_lock()).await);
-    assert_wrong_type(within(SOON, mutex.lock_timeout(ms(50))).await);
+    assert_wrong_type(within(SOON, mutex.lock_timeout(SOON)).await);
     let reentrant = two.reentrant_lock_with(NAME, "me", lock_options::<S>()).expect("valid");
     assert_wrong_type(within(SOON, reentrant.lock()).await);
     assert_wrong_type(within(SOON, reentrant.try_lock()).await);
@@ -1188,7 +1188,7 @@ async fn permits_cannot_be_taken_under_the_key_of_a_lock_in_use<S: Semaphore>(si
     let semaphore = S::of(&two, 1);
     assert_wrong_type(within(SOON, semaphore.acquire()).await);
     assert_wrong_type(within(SOON, semaphore.try_acquire()).await);
-    assert_wrong_type(within(SOON, semaphore.acquire_timeout(ms(50))).await);
+    assert_wrong_type(within(SOON, semaphore.acquire_timeout(SOON)).await);
     assert_wrong_type(within(SOON, semaphore.resize(2)).await);
     assert_wrong_type(within(SOON, semaphore.available()).await);
     assert_wrong_type(within(SOON, semaphore.inspect()).await);
