@@ -106,7 +106,7 @@ impl Excuses {
 #[cfg(test)]
 mod tests {
     use crate::history::Effect;
-    use crate::judge::Rule::I1;
+    use crate::judge::Rule::{I1, I4};
     use crate::judge::example::{Example, FAIR, IN_TURN, LOCK, OWNED};
 
     #[test]
@@ -164,6 +164,23 @@ mod tests {
         run.fault(399_000..1_000_000, "busy", Effect::Pauses { client: 1 });
         run.fault(1_030_000..1_190_000, "busy", Effect::Pauses { client: 1 });
         run.is_fine();
+    }
+
+    #[test]
+    fn a_holder_that_is_stopped_when_it_has_done_its_work_holds_nothing_after_its_deadline() {
+        let mut run = Example::default();
+        run.hold(LOCK, 1, 0..1_000, 100).until(500).hold(LOCK, 2, 600..700, 200);
+        run.fault(400..990, "stop", Effect::Pauses { client: 1 });
+        run.is_fine();
+    }
+
+    #[test]
+    fn i1_a_holder_goes_on_after_it_was_stopped() {
+        let mut run = Example::default();
+        run.hold(LOCK, 1, 0..1_100_000, 100).until(500_000).hold(LOCK, 2, 600_000..700_000, 200);
+        run.fault(400_000..990_000, "stop", Effect::Pauses { client: 1 });
+        let (_, verdict) = run.judged();
+        assert_eq!((verdict.count(I1), verdict.count(I4)), (1, 1), "nobody was told either");
     }
 
     #[test]

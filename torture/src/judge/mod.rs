@@ -82,7 +82,7 @@ pub struct Bounds {
     /// How long a request may be on its way to the store, besides the time of an answer: of two that were sent within this
     /// time, either may come first.
     pub on_its_way: Micros,
-    /// How much more memory all workers may use in the last third of their time than in the first one, in bytes.
+    /// How much more memory a worker may use in the last third of its time than in the first one, in bytes.
     pub memory: u64,
     /// By how many parts in a hundred the costs of hand-overs may differ.
     pub cost_percent: u64,
@@ -98,7 +98,7 @@ impl Default for Bounds {
             answers: 2,
             recovered: 1_000_000,
             on_its_way: 100_000,
-            memory: 16 * 1024 * 1024,
+            memory: 8 * 1024 * 1024,
             cost_percent: 10,
         }
     }
@@ -326,18 +326,18 @@ impl Clients {
 
     /// Until when an operation's client believes to hold.
     fn end_of(&self, operation: &Operation, last: Micros, bounds: &Bounds) -> (Micros, End) {
-        let released = operation.releasing.map(|at| (at, End::Released));
+        let released = operation.releasing.map(|at| (self.believed(operation, at, bounds), End::Released));
         let lost = operation.lost.map(|at| (self.believed(operation, at, bounds), End::Lost));
         let died = self.killed.get(&operation.request.client).map(|at| (*at, End::Died));
         let ends = [released, lost, died].into_iter().flatten();
         ends.min_by_key(|(at, _)| *at).unwrap_or((last, End::Open))
     }
 
-    /// Until when a lease was relied on whose loss was told at `lost`: a client that was stopped cannot be told, and
-    /// does nothing either.
-    fn believed(&self, operation: &Operation, lost: Micros, bounds: &Bounds) -> Micros {
-        let stopped = self.pause_before(operation.request.client, lost, bounds.told);
-        stopped.map_or(lost, |(began, _)| lost.min(began.max(operation.until.unwrap_or(began))))
+    /// Until when a lease was relied on whose loss was told, or which was released, at `ended`: a client that was stopped
+    /// cannot be told, and does nothing either; perhaps it was stopped when it had done its work.
+    fn believed(&self, operation: &Operation, ended: Micros, bounds: &Bounds) -> Micros {
+        let stopped = self.pause_before(operation.request.client, ended, bounds.told);
+        stopped.map_or(ended, |(began, _)| ended.min(began.max(operation.until.unwrap_or(began))))
     }
 
     /// The pause of this client in which `at` is, or that has ended no longer than `slack` before it.

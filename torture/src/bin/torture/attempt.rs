@@ -119,7 +119,8 @@ fn not_running(client: u32, began: Micros, ended: Micros) -> Fault {
     Fault { began, ended, what: NOT_RUNNING.to_owned(), effect: Effect::Stalls { client } }
 }
 
-/// Of the workers that lived to the end, of the store, and the memory of those who lived long enough.
+/// Of the workers that lived to the end, of the store, and the memory of the one that grew most of those who lived long
+/// enough.
 fn usage(read: &[(u32, Read)], connections: Option<(u64, u64)>, records: Vec<String>) -> (Usage, Usage) {
     let (mut before, mut after) = (Usage::default(), Usage { records, ..Usage::default() });
     for (_, read) in read {
@@ -129,9 +130,10 @@ fn usage(read: &[(u32, Read)], connections: Option<(u64, u64)>, records: Vec<Str
             after.tasks += now.0;
             after.descriptors += now.1;
         }
-        if let Some((then, now)) = read.peaks() {
-            before.memory += then;
-            after.memory += now;
+        let grown = |(then, now): (u64, u64)| now.saturating_sub(then);
+        let most = grown((before.memory, after.memory));
+        if let Some((then, now)) = read.peaks().filter(|peaks| after.memory == 0 || grown(*peaks) > most) {
+            (before.memory, after.memory) = (then, now);
         }
     }
     if let Some((then, now)) = connections {

@@ -98,7 +98,7 @@ impl Report<'_> {
         errors
     }
 
-    /// Of all workers, in megabytes.
+    /// Of the worker that grew most, in megabytes.
     fn memory(&self) -> Option<(u64, u64)> {
         let (before, after) = self.ran.history.usage.as_ref()?;
         (after.memory > 0).then_some((before.memory >> 20, after.memory >> 20))
@@ -148,7 +148,7 @@ impl fmt::Display for Report<'_> {
         if let Some((first, last)) = self.memory() {
             writeln!(
                 f,
-                "{first} MB of memory in the first third of the workers' time at most, {last} MB in the last\n"
+                "{first} MB of memory at most in the first third of the time of the worker that grew most, {last} MB in the last\n"
             )?;
         }
         for (rule, what) in RULES {
