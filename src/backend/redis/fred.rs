@@ -46,6 +46,9 @@ use crate::runtime::spawn;
 
 /// How many commands may wait in fred's queue.
 const MAX_QUEUED_COMMANDS: usize = 65_536;
+/// How many messages each of fred's nine channels has room for, at least: it uses some of them itself, for instance to
+/// say how connecting has ended.
+const ITS_OWN: usize = 32;
 
 /// The target of a fred configuration, in which the credentials stay.
 pub(super) fn target(config: &Config) -> Target {
@@ -96,8 +99,7 @@ impl FredConnector {
         config.database = login.database.or(config.database);
         let performance = PerformanceConfig {
             default_command_timeout: self.timeouts.reply,
-            // Of nine channels, of which one is used.
-            broadcast_channel_capacity: messages,
+            broadcast_channel_capacity: messages.max(ITS_OWN),
             ..PerformanceConfig::default()
         };
         let connection = ConnectionConfig {

@@ -212,6 +212,8 @@ impl ServerFault {
             | Self::EndSessions
             | Self::ReplaceOne => true,
             Self::FailOver => matches!(store, Store::Sentinel | Store::Cluster),
+            // Sentinels publish at the server, and may replace it when it does not do that.
+            Self::PauseWrites => matches!(store, Store::Sentinel),
             _ => false,
         }
     }

@@ -53,7 +53,12 @@ impl Sentinel {
         } else {
             self.servers.servers[old].restart();
         }
-        let servers = &self.servers;
+        self.settle().await
+    }
+
+    /// Until the primary that a fault has hit follows another one, if there is another one now.
+    async fn settle(&self) -> Result<(), String> {
+        let (servers, old) = (&self.servers, self.hit);
         until("the old primary follows", || {
             let raw = Raw::connect(servers.servers[old].port());
             let info = raw.and_then(|mut raw| raw.try_send(&["INFO", "replication"]));
@@ -88,6 +93,6 @@ impl Server for Sentinel {
             return self.follow(strike.which % 2 == 1).boxed();
         }
         end_by_command(&self.servers.servers[self.hit], strike.fault);
-        done()
+        self.settle().boxed()
     }
 }
