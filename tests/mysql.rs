@@ -660,7 +660,7 @@ async fn a_hand_over_takes_as_many_requests_among_many_clients_as_among_few() {
     let Some(server) = MysqlServer::start_or_skip("requests per hand-over") else { return };
     let mut seen = Vec::new();
     // On a machine that is busy with other things requests are repeated, but not each time.
-    for _ in 0..3 {
+    for _ in 0..6 {
         let (few, looks_of_few) = requests_per_hand_over(&server, 2).await;
         let (many, looks_of_many) = requests_per_hand_over(&server, 200).await;
         // Two changes are four, and a named lock is taken and released. One that waits, and one that looks; a few find
