@@ -45,7 +45,7 @@ const TOGETHER: usize = 16;
 const CLIENTS: usize = 160;
 /// What a client that has been used may take.
 const EACH: usize = 3 * 512 * 1024;
-/// What all of them may leave behind: names that are kept for errors, and tables that have grown.
+/// What all of them may leave behind together: tables that have grown, which many clients leave as large as few.
 const LEFT: usize = 1024 * 1024;
 
 async fn used(url: &str, number: usize) -> Client {

@@ -6,10 +6,13 @@ use std::net::Ipv4Addr;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
-use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::io::AsyncWriteExt;
 use tokio::net::tcp::{OwnedReadHalf, OwnedWriteHalf};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::task::JoinHandle;
+
+use crate::proxy::{Zookeeper, int};
+use crate::support::wire::Protocol;
 
 const GET_DATA: i32 = 4;
 const GET_CHILDREN: i32 = 12;
@@ -89,13 +92,13 @@ type Reading = Mutex<HashMap<i32, Read>>;
 async fn ask(from: &mut OwnedReadHalf, to: &mut OwnedWriteHalf, reading: &Reading) -> Option<()> {
     let mut is_handshake = true;
     loop {
-        let message = message(from).await?;
+        let message = Zookeeper::answer(from).await?;
         if !std::mem::take(&mut is_handshake)
-            && let Some(kind @ (GET_DATA | GET_CHILDREN)) = int(&message, 8)
+            && let kind @ (GET_DATA | GET_CHILDREN) = int(&message, 8)
         {
-            let length = usize::try_from(int(&message, 12)?).ok()?;
+            let length = usize::try_from(int(&message, 12)).ok()?;
             let path = message.get(16..16 + length)?.to_vec();
-            lock(reading).insert(int(&message, 4)?, (kind, path));
+            lock(reading).insert(int(&message, 4), (kind, path));
         }
         to.write_all(&message).await.ok()?;
     }
@@ -109,9 +112,9 @@ async fn answer(
 ) -> Option<()> {
     let mut is_handshake = true;
     loop {
-        let mut message = message(from).await?;
+        let mut message = Zookeeper::answer(from).await?;
         if !std::mem::take(&mut is_handshake)
-            && let Some(read) = lock(reading).remove(&int(&message, 4)?)
+            && let Some(read) = lock(reading).remove(&int(&message, 4))
         {
             let mut replies = lock(&state.replies);
             match replies.get(&read).filter(|_| state.is_stale.load(Ordering::SeqCst)) {
@@ -126,19 +129,6 @@ async fn answer(
         }
         to.write_all(&message).await.ok()?;
     }
-}
-
-async fn message(from: &mut OwnedReadHalf) -> Option<Vec<u8>> {
-    let mut bytes = vec![0; 4];
-    from.read_exact(&mut bytes).await.ok()?;
-    let length = usize::try_from(int(&bytes, 0)?).ok()?;
-    bytes.resize(4 + length, 0);
-    from.read_exact(&mut bytes[4..]).await.ok()?;
-    Some(bytes)
-}
-
-fn int(message: &[u8], at: usize) -> Option<i32> {
-    Some(i32::from_be_bytes(message.get(at..at + 4)?.try_into().ok()?))
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {

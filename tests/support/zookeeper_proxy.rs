@@ -41,6 +41,7 @@ impl Protocol for Zookeeper {
     }
 }
 
-fn int(message: &[u8], at: usize) -> i32 {
+/// The number at this place of a message; zero if it is shorter.
+pub(crate) fn int(message: &[u8], at: usize) -> i32 {
     message.get(at..at + 4).map_or(0, |four| i32::from_be_bytes(four.try_into().expect("four bytes")))
 }

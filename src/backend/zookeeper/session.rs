@@ -272,7 +272,7 @@ impl Carrier {
             Err(failures) => {
                 let names = order.iter().map(|n| self.settings.servers[*n].to_string());
                 let failure = all_failed(names, failures, self.settings.connect_timeout);
-                self.next_server = (self.next_server + 1) % count;
+                self.choose_another_server();
                 Err(failure)
             }
         }
@@ -290,7 +290,7 @@ impl Carrier {
                 Err(failure) => failures.push(Some(failure)),
             }
             names.push(server.to_string());
-            self.next_server = (self.next_server + 1) % count;
+            self.choose_another_server();
         }
         // Perhaps all of them are slow.
         self.failed_rounds += 1;
