@@ -60,6 +60,8 @@ pub const SHOWN: &[Shown] = &[
     shown("one-server-hangs-or-dies-and-another-one-works", "stopped-follower", &[]),
     shown("failover-where-a-majority-or-a-replica-has-each-change", "failover", AGREEING),
     shown("failover-where-the-replica-lags", "failover", REPLICATED),
+    shown("failover-where-the-replica-lags", "mixed", REPLICATED),
+    shown("failover-where-the-replica-lags", "paused-writes", &["sentinel"]),
     shown("the-clock-of-the-store-jumps-forward", "clock-ahead", &[]),
     shown("the-clock-of-the-store-jumps-back", "clock-set-back", &[]),
     shown("somebody-breaks-it-by-force", "released-by-force", &[]),

@@ -295,7 +295,8 @@ impl<'a> Attempt<'a> {
         self.conflicts += 1;
         let before = self.view.versions();
         self.look().await?;
-        self.unexplained = if self.view.versions() == before { self.unexplained + 1 } else { 0 };
+        let is_same = before.is_some() && self.view.versions() == before;
+        self.unexplained = if is_same { self.unexplained + 1 } else { 0 };
         if self.unexplained >= UNEXPLAINED && self.shared.settings.servers.len() > 1 {
             self.unexplained = 0;
             self.shared.session.leave_server(self.connection);
