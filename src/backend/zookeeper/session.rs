@@ -404,8 +404,11 @@ impl Carrier {
                 Request::Pipeline(ops, answer) => traffic.send(ops, answer, &self.settings),
                 Request::Leave(connection) if connection == traffic.connection => {
                     let server = &self.settings.servers[self.next_server];
+                    tracing::warn!(
+                        target: "leasehold::store", store = %self.settings.address, %server,
+                        "a server does not know what the servers have agreed on: another one is used"
+                    );
                     let why = format!("{server} does not know what the servers have agreed on");
-                    tracing::warn!(target: "leasehold::store", store = %self.settings.address, "{why}: another one is used");
                     self.choose_another_server();
                     return Err(Failure::unavailable(why));
                 }
