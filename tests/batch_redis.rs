@@ -14,18 +14,18 @@ use std::sync::{Arc, Mutex};
 use std::time::Instant;
 
 use futures::FutureExt;
-use futures::future::{join, join_all};
+use futures::future::{join, join_all, join3};
 use futures::poll;
 use futures::stream::{FuturesOrdered, StreamExt};
 use leasehold::backend::{Answer, Backend, Claim, Kind, LeaseRef, Released, Request, Resource};
 use leasehold::redis::RedisBackend;
-use leasehold::{Client, DistMutex, Error, Guard, Inspection};
+use leasehold::{Client, DistMutex, Error, Guard, Inspection, SemaphoreOptions};
 use locks::{SECOND, SOON, connect, left, ms, named, nothing_left, polled, queued_named};
 use tokio::runtime::Builder;
 use tokio::sync::watch;
 use tokio::task::{consume_budget, yield_now};
 
-use support::{Proxy, Raw, RedisServer, Reply, eventually, options, within};
+use support::{Proxy, Raw, RedisServer, Reply, Setup, assert_is_never_lowered, eventually, options, within};
 
 const MANY: usize = 200;
 
@@ -632,6 +632,43 @@ async fn come_and_go(mutex: DistMutex, is_over: watch::Receiver<bool>) {
     while !*is_over.borrow() {
         mutex.lock().await.expect("free").release().await.expect("held to the end");
     }
+}
+
+/// Locks and semaphores with the same prefix share a fence. What a semaphore has written ahead into it stays there,
+/// whatever locks are granted in the same call.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn no_grant_lowers_a_fence_that_a_semaphore_has_raised() {
+    let left_out = "locks and semaphores under one fence";
+    let Some(mut server) = RedisServer::start_with_or_skip(left_out, Setup::with_a_log_of_writes()) else {
+        return;
+    };
+    let client = connect(&server.url()).await;
+    let other = connect(&server.url()).await;
+    // Each is wanted by both clients, so that calls that grant one name another one's token.
+    let lock_often = |client: &Client, n: usize| {
+        let mutex = client.mutex_with(&format!("lock-{}", n % 32), options().prefix("shop:")).expect("valid");
+        async move {
+            for _ in 0..100 {
+                mutex.lock().await.expect("free").release().await.expect("held to the end");
+            }
+        }
+    };
+    let acquire_often = |n: usize| {
+        let options = SemaphoreOptions::new().prefix("shop:");
+        let semaphore =
+            client.counting_semaphore_with(&format!("permits-{}", n % 4), 3, options).expect("valid");
+        async move {
+            for _ in 0..100 {
+                semaphore.acquire().await.expect("free").release().await.expect("held to the end");
+            }
+        }
+    };
+    let of_one = join_all((0..32).map(|n| lock_often(&client, n)));
+    let of_other = join_all((0..32).map(|n| lock_often(&other, n)));
+    join3(of_one, of_other, join_all((0..16).map(acquire_often))).await;
+    other.shutdown().await.expect("released");
+    client.shutdown().await.expect("released");
+    assert_is_never_lowered(&mut server, "{shop:}:fence");
 }
 
 /// The server is paused, so that what is asked for after the first four requests is queued in the client. On one thread

@@ -3,22 +3,24 @@
 
 mod support;
 
+use std::pin::pin;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
-use futures::StreamExt;
-use futures::future::join_all;
+use futures::future::{FusedFuture, join_all};
+use futures::{FutureExt, StreamExt};
 use leasehold::redis::RedisBackend;
 use leasehold::redlock::RedlockBackend;
 use leasehold::{BackendError, Client, DistMutex, Error, Fence, Guard, Inspection, LossReason, MutexOptions};
 use support::nodes::url;
-use support::{Clock, Direction, Nodes, Proxy, Setup, eventually, options, within};
+use support::{Clock, Direction, Nodes, Proxy, Setup, assert_is_never_lowered, eventually, options, within};
 use tokio::task::JoinSet;
 use tokio::time::{Instant, sleep, timeout};
 
 const NAME: &str = "machine:42";
 const KEY: &str = "lock:machine:42";
+const FENCE: &str = "{lock:}:fence";
 
 /// A deadline for what should happen at once, on a busy machine.
 const SOON: Duration = Duration::from_secs(5);
@@ -742,4 +744,44 @@ async fn the_state_is_that_of_a_majority_and_names_each_node() -> Result<(), Err
     let error = client.ping(LONG).await.expect_err("there is no majority");
     assert!(matches!(error, Error::StoreUnavailable { .. }), "{error:?}");
     Ok(())
+}
+
+/// One node is ahead of the others again and again. Then they get its tokens as well, in calls in which they grant other
+/// locks.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn no_grant_lowers_a_fence_that_agreed_tokens_have_raised() {
+    let setups = (0..3).map(|_| Setup::with_a_log_of_writes()).collect();
+    let Some(mut nodes) = Nodes::start_with_or_skip("agreed tokens among grants", setups) else { return };
+    let client = nodes.connect().await;
+    let lock_often = |n: u64| {
+        let mutex = client.mutex_with(&format!("machine:{n}"), options().ttl(LONG)).expect("valid");
+        async move {
+            for _ in 0..20 {
+                let guard = mutex.lock().await.expect("free");
+                // So that some request while others release or settle.
+                sleep(ms(n % 7)).await;
+                guard.release().await.expect("held");
+            }
+        }
+    };
+    let tasks: JoinSet<_> = (0..100).map(lock_often).collect();
+    let all = pin!(tasks.join_all());
+    let mut all = all.fuse();
+    let mut ahead = nodes.0[2].raw();
+    // So far that clients do not propose such tokens at once.
+    let far = ahead.now_us() + 6_000_000;
+    ahead.send(&["SET", FENCE, &far.to_string()]);
+    for _ in 0..100 {
+        ahead.send(&["INCRBY", FENCE, "50000"]);
+        if timeout(ms(5), &mut all).await.is_ok() {
+            break;
+        }
+    }
+    if !all.is_terminated() {
+        within(SOON * 4, all).await;
+    }
+    client.shutdown().await.expect("released");
+    for node in &mut nodes.0[..2] {
+        assert_is_never_lowered(node, FENCE);
+    }
 }

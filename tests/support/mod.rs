@@ -50,7 +50,7 @@ pub(crate) use handover::{begun, local_handover, one_place_each, options, permit
 pub(crate) use load::Load;
 pub(crate) use nodes::Nodes;
 pub(crate) use proxy::{Direction, Proxy, Traffic};
-pub(crate) use redis::{RedisServer, ServerCertificate, Setup};
+pub(crate) use redis::{RedisServer, ServerCertificate, Setup, assert_is_never_lowered};
 pub(crate) use resp::{Raw, Reply};
 pub(crate) use time::{AT_ONCE, assert_pending, at_once, eventually, within};
 pub(crate) use topology::{Cluster, Sentinels};

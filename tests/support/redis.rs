@@ -4,6 +4,7 @@ use std::env;
 use std::ffi::OsString;
 use std::fs;
 use std::io::Write;
+use std::mem;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -78,6 +79,11 @@ impl Setup {
     /// Plain text on one port, TLS on another.
     pub(crate) fn with_tls(certificate: ServerCertificate) -> Self {
         Self { tls: Some(certificate), ..Self::default() }
+    }
+
+    /// Every write is noted in the order of the writes, for [`RedisServer::written`].
+    pub(crate) fn with_a_log_of_writes() -> Self {
+        Self { options: ["--appendonly", "yes"].map(str::to_owned).to_vec(), ..Self::default() }
     }
 
     /// Every write is on disk before it is answered, so that a restart remembers everything.
@@ -228,6 +234,16 @@ impl RedisServer {
         log(&self.dir)
     }
 
+    /// What each call has set under `key`, from the log of writes of a server that has one, which ends with this.
+    pub(crate) fn written(&mut self, key: &str) -> Vec<Vec<String>> {
+        self.shutdown();
+        let logged = logs_of_writes(&self.dir).into_iter().flat_map(|log| {
+            let log = fs::read(&log).expect("it is there");
+            values_set(&log, key)
+        });
+        logged.collect()
+    }
+
     /// SIGSTOP: connections stay open, nothing is answered.
     pub(crate) fn pause(&self) {
         self.process.pause();
@@ -371,6 +387,72 @@ fn on_path(name: &str) -> Option<PathBuf> {
 
 fn free_port_below(limit: u16) -> u16 {
     (0..1000).map(|_| free_port()).find(|port| *port < limit).expect("a low port is free")
+}
+
+/// No call has left a smaller number under `key` than an earlier one, or than one of its own, for which it has granted
+/// something. The server ends with this.
+#[track_caller]
+pub(crate) fn assert_is_never_lowered(server: &mut RedisServer, key: &str) {
+    let calls = server.written(key);
+    assert!(calls.len() > 10, "too few: {calls:?}");
+    let mut newest = "";
+    for call in &calls {
+        let greatest = call.iter().max().expect("a call sets something");
+        assert!(call.last() == Some(greatest) && newest <= greatest.as_str(), "{call:?} after {newest}");
+        newest = greatest;
+    }
+}
+
+/// The files of the log of writes, the oldest first. Versions before 7 have one file, later ones a directory, in which
+/// one has what there was before the first write.
+fn logs_of_writes(dir: &Path) -> Vec<PathBuf> {
+    let files = |dir: &Path| fs::read_dir(dir).map(|files| files.flatten().map(|file| file.path()).collect());
+    let mut all: Vec<PathBuf> = files(dir).expect("it exists");
+    all.extend(files(&dir.join("appendonlydir")).unwrap_or_else(|_| Vec::new()));
+    all.retain(|path| path.extension().is_some_and(|extension| extension == "aof"));
+    all.retain(|path| !path.to_string_lossy().contains(".base."));
+    all.sort();
+    all
+}
+
+/// The values that each call has set under `key`, from a log of writes: a call is one command, or several in a
+/// transaction.
+fn values_set(log: &[u8], key: &str) -> Vec<Vec<String>> {
+    let (mut rest, mut calls, mut values, mut is_transaction) = (log, Vec::new(), Vec::new(), false);
+    while let Some(command) = next_command(&mut rest) {
+        match command[..] {
+            [b"MULTI"] => is_transaction = true,
+            [b"EXEC"] => is_transaction = false,
+            [name, set, value, ..] if name.eq_ignore_ascii_case(b"set") && set == key.as_bytes() => {
+                values.push(String::from_utf8_lossy(value).into_owned());
+            }
+            _ => {}
+        }
+        if !is_transaction && !values.is_empty() {
+            calls.push(mem::take(&mut values));
+        }
+    }
+    calls
+}
+
+/// Reads the words of a command, each with its length before it.
+fn next_command<'a>(log: &mut &'a [u8]) -> Option<Vec<&'a [u8]>> {
+    let words = next_number(log)?;
+    let mut word = || {
+        let length = next_number(log)?;
+        let (word, rest) = log.split_at_checked(length)?;
+        *log = rest.strip_prefix(b"\r\n")?;
+        Some(word)
+    };
+    (0..words).map(|_| word()).collect()
+}
+
+/// Reads a line: a sign and a number.
+fn next_number(log: &mut &[u8]) -> Option<usize> {
+    let end = log.iter().position(|byte| *byte == b'\n')?;
+    let (line, rest) = log.split_at(end + 1);
+    *log = rest;
+    std::str::from_utf8(line.get(1..)?).ok()?.trim_end().parse().ok()
 }
 
 fn new_dir() -> PathBuf {

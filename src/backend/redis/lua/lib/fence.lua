@@ -23,6 +23,18 @@ local function exchange(key, text)
   return last < FENCE_LIMIT and last or 0
 end
 
+-- The last token, as a number; 0 if there was none. That of this call may not be written yet.
+local function last_token(fence)
+  local last = fence.token or tonumber(call('GET', fence.key) or 0) or 0
+  return last < FENCE_LIMIT and last or 0
+end
+
+-- This token, not less than the last one, has been written for something else than the grant of a lock.
+local function note_written(fence, token)
+  fence.token = token
+  if fence.unwritten then fence.unwritten = false end
+end
+
 -- A new token, as text. The first one of a call is the time if possible: to write a number costs more than a command.
 local function next_token(fence, clock)
   local key, token, now, text = fence.key, fence.token, clock.us, clock.text

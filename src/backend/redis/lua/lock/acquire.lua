@@ -38,9 +38,8 @@ local function acquire(r, id, ttl_ms, waits, repair_ms, owner, proposed)
   if owner == '' then owner = nil end
   if proposed then
     local fence = r.fence
-    local last = math.max(tonumber(call('GET', fence.key) or 0) or 0, fence.token or 0)
-    if not (last < FENCE_LIMIT) then last = 0 end
-    fence.least = math.max(fence.least, math.min(tonumber(proposed), math.max(last, r.clock.us) + PROPOSED_AHEAD_US))
+    local most = math.max(last_token(fence), r.clock.us) + PROPOSED_AHEAD_US
+    fence.least = math.max(fence.least, math.min(tonumber(proposed), most))
   end
   local entered = owner and enter(r, id, ttl_ms, owner)
   if entered then return entered end

@@ -13,9 +13,11 @@ local function settle(r, id, token)
   local lead, held, owner, several = expire_holds(r)
   if not lead or (lead ~= id and not (several and call('ZSCORE', r.holds, id))) then return NOT_HELD end
   if held == token or (owner and tonumber(held) > tonumber(token)) then return SETTLED end
-  local last = tonumber(call('GET', r.fence.key) or 0) or 0
   -- First: a server that refuses to write the fence must not confirm the token.
-  if last < tonumber(token) then call('SET', r.fence.key, token, 'PX', FENCE_MS) end
+  if last_token(r.fence) < tonumber(token) then
+    call('SET', r.fence.key, token, 'PX', FENCE_MS)
+    note_written(r.fence, tonumber(token))
+  end
   local rest = sub(call('GET', r.key), #lead + #held + 2)
   call('SET', r.key, lead .. ' ' .. token .. rest, 'KEEPTTL')
   return SETTLED

@@ -11,7 +11,7 @@ local function next_permit_token(s, clock)
       covered = math.max(token, clock.us + FENCE_AHEAD_US)
       covered_text = micros(covered)
     end
-    local last = exchange(s.fence.key, covered_text)
+    local last = math.max(exchange(s.fence.key, covered_text), s.fence.token or 0)
     if not after and last + TOKENS_PER_GRANT > token then
       token = last + TOKENS_PER_GRANT
       text = micros(token)
@@ -21,6 +21,7 @@ local function next_permit_token(s, clock)
     if s.covered ~= covered or math.floor(covered / 1e8) ~= math.floor(last / 1e8) then
       call('SET', s.fence.key, micros(s.covered), 'PX', FENCE_MS)
     end
+    note_written(s.fence, s.covered)
   end
   s.token, s.changed = token, true
   return text
