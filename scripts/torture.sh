@@ -4,7 +4,7 @@
 #
 #   scripts/torture.sh [SECONDS [SEED [OPTION...]]]
 #
-# Each run takes SECONDS, 60 by default, and a little to end; there are about 190. LEASEHOLD_RUNS of them are made at once, 1 by default.
+# Each run takes SECONDS, 60 by default, and a little to end; there are about 200. LEASEHOLD_RUNS of them are made at once, 1 by default.
 # If that is more, or something else runs on the machine meanwhile, add `--slack 1000 --workers 2`. STORES, if set, are the names of those
 # stores that are run, such as "etcd zookeeper".
 #

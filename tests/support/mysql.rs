@@ -267,6 +267,52 @@ impl MysqlServer {
         self.restart();
     }
 
+    /// Forgets everything, and becomes a replica of `primary`: a copy that follows it, on the port of before. Both have a
+    /// log and numbers of their own (`--log-bin`, `--server-id`). Only MariaDB can do this.
+    pub(crate) async fn follow(&mut self, primary: &Self) {
+        self.kill();
+        let data = self.directory.path().join("data");
+        fs::remove_dir_all(&data).expect("it is ours");
+        copy(&TEMPLATE, &data);
+        self.restart();
+        let dump = self.directory.path().join("dump.sql");
+        let options = ["--single-transaction", "--master-data=1", "--gtid", "--databases", USER];
+        let output =
+            primary.client_program("mariadb-dump").args(options).output().expect("mariadb-dump starts");
+        assert!(output.status.success(), "mariadb-dump: {}", String::from_utf8_lossy(&output.stderr));
+        // What was copied is not to be copied back.
+        let text = [b"SET sql_log_bin = 0;\n", &*output.stdout].concat();
+        fs::write(&dump, text).expect("room");
+        let output =
+            self.client_program("mariadb").stdin(fs::File::open(&dump).expect("it was written")).output();
+        let output = output.expect("mariadb starts");
+        assert!(output.status.success(), "mariadb: {}", String::from_utf8_lossy(&output.stderr));
+        let source =
+            format!("MASTER_HOST = '127.0.0.1', MASTER_PORT = {}, MASTER_USER = 'root'", primary.port);
+        self.execute(&format!("CHANGE MASTER TO {source}, MASTER_USE_GTID = slave_pos")).await;
+        self.execute("SET GLOBAL read_only = 1").await;
+        self.execute("START SLAVE").await;
+    }
+
+    /// Whether a replica has carried out all that it was told.
+    pub(crate) async fn has_caught_up(&self) -> bool {
+        let mut session = self.session("root", "").await;
+        let status: Option<Row> = session.query_first("SHOW SLAVE STATUS").await.expect("it answers");
+        let received: String = status.and_then(|row| row.get("Gtid_IO_Pos")).expect("it follows");
+        let done: Option<String> = session.query_first("SELECT @@gtid_slave_pos").await.expect("it answers");
+        session.disconnect().await.expect("it answers");
+        done == Some(received)
+    }
+
+    /// A program of the superuser, connected to this server.
+    fn client_program(&self, name: &str) -> Command {
+        let beside = self.program.with_file_name(name);
+        let mut command = Command::new(if beside.is_file() { beside.as_os_str() } else { OsStr::new(name) });
+        let port = format!("--port={}", self.port);
+        command.args(["--no-defaults", "--protocol=tcp", "--host=127.0.0.1", "--user=root", &port]);
+        command
+    }
+
     /// What the server has written to its log.
     pub(crate) fn log(&self) -> String {
         log(self.directory.path())
@@ -274,7 +320,12 @@ impl MysqlServer {
 }
 
 pub(crate) fn url_of(port: u16) -> String {
-    format!("mysql://{USER}:{PASSWORD}@127.0.0.1:{port}/{USER}")
+    url_of_hosts(&format!("127.0.0.1:{port}"))
+}
+
+/// For several servers, by host and port, separated by commas.
+pub(crate) fn url_of_hosts(hosts: &str) -> String {
+    format!("mysql://{USER}:{PASSWORD}@{hosts}/{USER}")
 }
 
 /// An empty database, made once and kept for later runs.

@@ -219,6 +219,30 @@ impl PostgresServer {
         }
     }
 
+    /// Forgets everything, and becomes a standby of `primary`: a copy that follows it, on the port of before.
+    pub(crate) fn follow(&mut self, primary: &Self) {
+        self.kill();
+        let data = self.directory.path().join("data");
+        fs::remove_dir_all(&data).expect("it is ours");
+        let mut args: Vec<OsString> = vec!["--pgdata".into(), data.into()];
+        args.push(format!("--port={}", primary.port).into());
+        args.extend(
+            [
+                "--host=127.0.0.1",
+                "--username=postgres",
+                "--checkpoint=fast",
+                "--write-recovery-conf",
+                "--no-sync",
+            ]
+            .map(OsString::from),
+        );
+        let (program, args) = as_owner(&self.programs.join("pg_basebackup"), args);
+        let output = Command::new(program).args(args).env("PGPASSWORD", PASSWORD).current_dir("/").output();
+        let output = output.expect("pg_basebackup starts");
+        assert!(output.status.success(), "pg_basebackup: {}", String::from_utf8_lossy(&output.stderr));
+        self.restart();
+    }
+
     /// What the server has written to its log.
     pub(crate) fn log(&self) -> String {
         log(self.directory.path())
@@ -237,7 +261,12 @@ impl Drop for PostgresServer {
 }
 
 pub(crate) fn url_of(port: u16) -> String {
-    format!("postgres://{USER}:{PASSWORD}@127.0.0.1:{port}/{USER}")
+    url_of_hosts(&format!("127.0.0.1:{port}"))
+}
+
+/// For several servers, by host and port, separated by commas.
+pub(crate) fn url_of_hosts(hosts: &str) -> String {
+    format!("postgres://{USER}:{PASSWORD}@{hosts}/{USER}")
 }
 
 /// An empty database, made once and kept for later runs.
@@ -338,12 +367,13 @@ fn launch(
     None
 }
 
-/// Whether the server in this directory accepts connections, by what it says there itself; its predecessor may have
-/// said it, too.
+/// Whether the server in this directory accepts connections, to a standby perhaps, by what it says there itself; its
+/// predecessor may have said it, too.
 fn is_ready(directory: &Path, pid: u32) -> bool {
     let status = fs::read_to_string(directory.join("data/postmaster.pid")).unwrap_or_default();
     let mut lines = status.lines();
-    lines.next() == Some(&pid.to_string()) && lines.nth(6).is_some_and(|line| line.trim() == "ready")
+    lines.next() == Some(&pid.to_string())
+        && lines.nth(6).is_some_and(|line| ["ready", "standby"].contains(&line.trim()))
 }
 
 /// The server refuses to be run by root: then by the user of Debian's package, who owns its files.

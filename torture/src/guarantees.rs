@@ -32,8 +32,10 @@ pub struct Shown {
 
 /// The stores of which a server, of several, can be stopped.
 const SEVERAL: &[&str] = &["redlock", "etcd-cluster", "zookeeper-ensemble"];
-/// Those of which a majority has each change.
-const AGREEING: &[&str] = &["etcd-cluster", "zookeeper-ensemble"];
+/// Those with a standby, which has each change, but where one takes over that lags.
+const PAIRS: &[&str] = &["postgres-standby", "mysql-replica"];
+/// Those of which a majority, or the standby, has each change.
+const AGREEING: &[&str] = &["etcd-cluster", "zookeeper-ensemble", "postgres-standby", "mysql-replica"];
 /// Those whose replicas may lag.
 const REPLICATED: &[&str] = &["sentinel", "cluster"];
 /// Those of which the only one is stopped then.
@@ -57,9 +59,11 @@ pub const SHOWN: &[Shown] = &[
     shown("the-store-hangs-or-is-unreachable", "ended-connections", &[]),
     shown("one-server-hangs-or-dies-and-another-one-works", "killed-minority", &[]),
     shown("one-server-hangs-or-dies-and-another-one-works", "moved-leader", &[]),
-    shown("one-server-hangs-or-dies-and-another-one-works", "stopped-follower", &[]),
+    shown("one-server-hangs-or-dies-and-another-one-works", "stopped-follower", &["zookeeper-ensemble"]),
+    shown("the-store-hangs-or-is-unreachable", "stopped-follower", PAIRS),
     shown("failover-where-a-majority-or-a-replica-has-each-change", "failover", AGREEING),
     shown("failover-where-the-replica-lags", "failover", REPLICATED),
+    shown("failover-where-the-replica-lags", "failover-behind", PAIRS),
     shown("failover-where-the-replica-lags", "mixed", REPLICATED),
     shown("failover-where-the-replica-lags", "paused-writes", &["sentinel"]),
     shown("the-clock-of-the-store-jumps-forward", "clock-ahead", &[]),
@@ -75,8 +79,8 @@ const fn shown(fault: &'static str, scenario: &'static str, stores: &'static [&'
 /// The columns, and the stores of the harness that are in each.
 const COLUMNS: &[(&str, &[&str])] = &[
     ("SQLite", &["sqlite"]),
-    ("PostgreSQL", &["postgres"]),
-    ("MySQL", &["mysql"]),
+    ("PostgreSQL", &["postgres", "postgres-standby"]),
+    ("MySQL", &["mysql", "mysql-replica"]),
     ("etcd", &["etcd", "etcd-cluster"]),
     ("ZooKeeper", &["zookeeper", "zookeeper-ensemble"]),
     ("Redis", &["redis", "sentinel", "cluster"]),

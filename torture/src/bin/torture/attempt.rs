@@ -45,7 +45,7 @@ pub(crate) async fn attempt(
     let Options { store, scenario, .. } = options;
     let mut possible = options.possible()?;
     let start = Start { is_on_disk: scenario.is_on_disk, faults: &possible };
-    let Some(mut server) = servers::start_or_skip(*store, start) else { return Ok(None) };
+    let Some(mut server) = servers::start_or_skip(*store, start).await? else { return Ok(None) };
     possible.retain(|fault| !matches!(fault, Possible::Server(fault) if !server.can_have(*fault)));
     if possible.is_empty() && !scenario.faults.is_empty() {
         return Ok(None);

@@ -83,6 +83,8 @@ pub(crate) enum ServerFault {
     ReplaceOne,
     /// The server that leads is killed or stopped, and another one takes over.
     FailOver,
+    /// The server is replaced by one that has not been told of its last changes.
+    FailOverBehind,
     /// Another server is made the one that leads.
     MoveLeader,
     /// A server that follows is stopped.
@@ -171,6 +173,7 @@ impl ServerFault {
             Self::KillMinority => "a minority of the servers is killed",
             Self::ReplaceOne => "one of the servers is replaced by an empty one",
             Self::FailOver => "another server takes over",
+            Self::FailOverBehind => "another server takes over that lags",
             Self::MoveLeader => "another server is made the leader",
             Self::StopFollower => "a server that follows is stopped",
             Self::MoveSlot => "a slot moves to another server",
@@ -197,7 +200,10 @@ impl ServerFault {
 
     /// Whether servers are then to be awaited.
     pub(crate) const fn ends_servers(self) -> bool {
-        matches!(self, Self::Restart | Self::RestartEmpty | Self::KillMinority | Self::FailOver)
+        matches!(
+            self,
+            Self::Restart | Self::RestartEmpty | Self::KillMinority | Self::FailOver | Self::FailOverBehind
+        )
     }
 
     /// Whether the store then knows less than before, or something else than its clients, so that exclusion is not
@@ -210,7 +216,8 @@ impl ServerFault {
             | Self::ClockAhead
             | Self::ClockBack
             | Self::EndSessions
-            | Self::ReplaceOne => true,
+            | Self::ReplaceOne
+            | Self::FailOverBehind => true,
             Self::FailOver => matches!(store, Store::Sentinel | Store::Cluster),
             // Sentinels publish at the server, and may replace it when it does not do that.
             Self::PauseWrites => matches!(store, Store::Sentinel),

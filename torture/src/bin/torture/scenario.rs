@@ -258,6 +258,7 @@ pub(crate) const ALL: &[Scenario] = &[
         "I1 to I7; where servers confirm what the others do not know yet, I1 from a lease after it",
         &[Fault::Server(ServerFault::FailOver)],
     ),
+    one("failover-behind", FORGETS, &[Fault::Server(ServerFault::FailOverBehind)]),
     one("moved-leader", PLAIN.holds, &[Fault::Server(ServerFault::MoveLeader)]),
     one("stopped-follower", PLAIN.holds, &[Fault::Server(ServerFault::StopFollower)]),
     one("moved-slot", PLAIN.holds, &[Fault::Server(ServerFault::MoveSlot)]),

@@ -14,8 +14,12 @@ pub(crate) enum Store {
     /// Three primaries of Redis with a replica each.
     Cluster,
     Postgres,
+    /// A primary of PostgreSQL, and a standby that follows it.
+    PostgresStandby,
     #[value(alias = "mariadb")]
     Mysql,
+    /// A primary of MariaDB, and a replica that follows it.
+    MysqlReplica,
     Etcd,
     /// Three members.
     EtcdCluster,
@@ -51,7 +55,9 @@ impl Store {
             Self::Sentinel => "sentinel",
             Self::Cluster => "cluster",
             Self::Postgres => "postgres",
+            Self::PostgresStandby => "postgres-standby",
             Self::Mysql => "mysql",
+            Self::MysqlReplica => "mysql-replica",
             Self::Etcd => "etcd",
             Self::EtcdCluster => "etcd-cluster",
             Self::Zookeeper => "zookeeper",

@@ -9,6 +9,7 @@ mod redis;
 mod redlock;
 mod sentinel;
 mod sqlite;
+mod standby;
 mod zookeeper;
 mod zookeeper_ensemble;
 
@@ -20,7 +21,10 @@ use tokio::time::{Instant, sleep};
 
 use crate::fault::{Fault, ServerFault};
 use crate::line::Line;
+use crate::mysql::MysqlServer;
+use crate::postgres::PostgresServer;
 use crate::store::Store;
+use standby::Pair;
 
 /// What its servers can suffer.
 pub(crate) const fn faults(store: Store) -> &'static [ServerFault] {
@@ -30,6 +34,7 @@ pub(crate) const fn faults(store: Store) -> &'static [ServerFault] {
         Store::Sentinel => sentinel::FAULTS,
         Store::Cluster => cluster::FAULTS,
         Store::Postgres => postgres::FAULTS,
+        Store::PostgresStandby | Store::MysqlReplica => standby::FAULTS,
         Store::Mysql => mysql::FAULTS,
         Store::Etcd => etcd::FAULTS,
         Store::EtcdCluster => etcd_cluster::FAULTS,
@@ -40,19 +45,24 @@ pub(crate) const fn faults(store: Store) -> &'static [ServerFault] {
 }
 
 /// `None` if this machine does not have it.
-pub(crate) fn start_or_skip(store: Store, start: Start<'_>) -> Option<Box<dyn Server>> {
-    Some(match store {
-        Store::Redis => Box::new(redis::Redis::start_or_skip(start)?),
-        Store::Redlock => Box::new(redlock::Redlock::start_or_skip(start)?),
-        Store::Sentinel => Box::new(sentinel::Sentinel::start_or_skip()?),
-        Store::Cluster => Box::new(cluster::Cluster::start_or_skip()?),
-        Store::Postgres => Box::new(postgres::Postgres::start_or_skip()?),
-        Store::Mysql => Box::new(mysql::Mysql::start_or_skip()?),
-        Store::Etcd => Box::new(etcd::Etcd::start_or_skip()?),
-        Store::EtcdCluster => Box::new(etcd_cluster::EtcdCluster::start_or_skip()?),
-        Store::Zookeeper => Box::new(zookeeper::Zookeeper::start_or_skip()?),
-        Store::ZookeeperEnsemble => Box::new(zookeeper_ensemble::ZookeeperEnsemble::start_or_skip()?),
-        Store::Sqlite => Box::new(sqlite::Sqlite::start(start)),
+pub(crate) async fn start_or_skip(store: Store, start: Start<'_>) -> Result<Option<Box<dyn Server>>, String> {
+    fn boxed<S: Server + 'static>(server: Option<S>) -> Option<Box<dyn Server>> {
+        server.map(|server| Box::new(server) as Box<dyn Server>)
+    }
+    Ok(match store {
+        Store::Redis => boxed(redis::Redis::start_or_skip(start)),
+        Store::Redlock => boxed(redlock::Redlock::start_or_skip(start)),
+        Store::Sentinel => boxed(sentinel::Sentinel::start_or_skip()),
+        Store::Cluster => boxed(cluster::Cluster::start_or_skip()),
+        Store::Postgres => boxed(postgres::Postgres::start_or_skip()),
+        Store::PostgresStandby => boxed(Pair::<PostgresServer>::start_or_skip(start).await?),
+        Store::Mysql => boxed(mysql::Mysql::start_or_skip()),
+        Store::MysqlReplica => boxed(Pair::<MysqlServer>::start_or_skip(start).await?),
+        Store::Etcd => boxed(etcd::Etcd::start_or_skip()),
+        Store::EtcdCluster => boxed(etcd_cluster::EtcdCluster::start_or_skip()),
+        Store::Zookeeper => boxed(zookeeper::Zookeeper::start_or_skip()),
+        Store::ZookeeperEnsemble => boxed(zookeeper_ensemble::ZookeeperEnsemble::start_or_skip()),
+        Store::Sqlite => boxed(Some(sqlite::Sqlite::start(start))),
     })
 }
 
@@ -149,8 +159,16 @@ fn minority<T>(nodes: &mut [T], which: usize) -> impl Iterator<Item = &mut T> {
 
 /// Waits until it is so; the tasks of this program go on meanwhile.
 async fn until(what: &str, mut is_so: impl FnMut() -> bool + Send) -> Result<(), String> {
+    until_it_answers(what, || ready(is_so())).await
+}
+
+/// The same for what has to be asked first.
+async fn until_it_answers<F>(what: &str, mut is_so: impl FnMut() -> F + Send) -> Result<(), String>
+where
+    F: Future<Output = bool> + Send,
+{
     let end = Instant::now() + PATIENCE;
-    while !is_so() {
+    while !is_so().await {
         if Instant::now() > end {
             return Err(format!("{what}: not within {PATIENCE:?}"));
         }

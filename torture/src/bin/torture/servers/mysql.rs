@@ -16,7 +16,7 @@ pub(crate) const FAULTS: &[ServerFault] = &[
     ServerFault::StatementLimit,
 ];
 
-const KILL: &str = "KILL USER leasehold";
+pub(super) const KILL: &str = "KILL USER leasehold";
 
 #[derive(Debug)]
 pub(crate) struct Mysql {
@@ -29,14 +29,16 @@ impl Mysql {
     }
 }
 
-impl Mysql {
-    async fn execute(&self, statements: &[&str]) -> Result<(), String> {
+/// Has the superuser execute these.
+pub(super) fn execute<'a>(server: &'a MysqlServer, statements: &'static [&'static str]) -> Outcome<'a> {
+    async move {
         for statement in statements {
-            let executed = self.server.try_to_execute(statement).await;
+            let executed = server.try_to_execute(statement).await;
             executed.map_err(|error| format!("{statement}: {error}"))?;
         }
         Ok(())
     }
+    .boxed()
 }
 
 impl Server for Mysql {
@@ -49,7 +51,7 @@ impl Server for Mysql {
     }
 
     fn begin(&mut self, strike: Strike) -> Outcome<'_> {
-        let statements: &[&str] = match strike.fault {
+        let statements: &[_] = match strike.fault {
             ServerFault::Stop => {
                 self.server.pause();
                 return done();
@@ -65,11 +67,11 @@ impl Server for Mysql {
             ServerFault::TooManyClients => &["ALTER USER leasehold@'%' WITH MAX_USER_CONNECTIONS 1", KILL],
             fault => return unknown(fault),
         };
-        self.execute(statements).boxed()
+        execute(&self.server, statements)
     }
 
     fn end(&mut self, strike: Strike) -> Outcome<'_> {
-        let statements: &[&str] = match strike.fault {
+        let statements: &[_] = match strike.fault {
             ServerFault::Stop => {
                 self.server.resume();
                 return done();
@@ -79,6 +81,6 @@ impl Server for Mysql {
             ServerFault::TooManyClients => &["ALTER USER leasehold@'%' WITH MAX_USER_CONNECTIONS 0"],
             _ => return done(),
         };
-        self.execute(statements).boxed()
+        execute(&self.server, statements)
     }
 }

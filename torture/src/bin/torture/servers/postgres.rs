@@ -17,9 +17,9 @@ pub(crate) const FAULTS: &[ServerFault] = &[
     ServerFault::Busy,
 ];
 
-const TERMINATE: &str =
+pub(super) const TERMINATE: &str =
     "SELECT count(pg_terminate_backend(pid)) FROM pg_stat_activity WHERE application_name LIKE 'leasehold%'";
-const RELOAD: &str = "SELECT pg_reload_conf()";
+pub(super) const RELOAD: &str = "SELECT pg_reload_conf()";
 
 #[derive(Debug)]
 pub(crate) struct Postgres {
@@ -33,19 +33,23 @@ impl Postgres {
         Some(Self { server: PostgresServer::start_or_skip(LEFT_OUT)?, stranger: None })
     }
 
-    async fn execute(&self, statements: &[&str]) -> Result<(), String> {
-        for statement in statements {
-            self.server.execute(statement).await;
-        }
-        Ok(())
-    }
-
     async fn lock(&mut self) -> Result<(), String> {
         let stranger = self.server.session("postgres").await;
         let locked = stranger.batch_execute("BEGIN; LOCK TABLE leasehold IN EXCLUSIVE MODE").await;
         self.stranger = Some(stranger);
         locked.map_err(|error| error.to_string())
     }
+}
+
+/// Has the superuser execute these.
+pub(super) fn execute<'a>(server: &'a PostgresServer, statements: &'static [&'static str]) -> Outcome<'a> {
+    async move {
+        for statement in statements {
+            server.execute(statement).await;
+        }
+        Ok(())
+    }
+    .boxed()
 }
 
 impl Server for Postgres {
@@ -58,7 +62,7 @@ impl Server for Postgres {
     }
 
     fn begin(&mut self, strike: Strike) -> Outcome<'_> {
-        let statements: &[&str] = match strike.fault {
+        let statements: &[_] = match strike.fault {
             ServerFault::Stop => {
                 self.server.pause();
                 return done();
@@ -74,11 +78,11 @@ impl Server for Postgres {
             ServerFault::TooManyClients => &["ALTER ROLE leasehold CONNECTION LIMIT 0", TERMINATE],
             fault => return unknown(fault),
         };
-        self.execute(statements).boxed()
+        execute(&self.server, statements)
     }
 
     fn end(&mut self, strike: Strike) -> Outcome<'_> {
-        let statements: &[&str] = match strike.fault {
+        let statements: &[_] = match strike.fault {
             ServerFault::Stop => {
                 self.server.resume();
                 return done();
@@ -92,6 +96,6 @@ impl Server for Postgres {
             ServerFault::TooManyClients => &["ALTER ROLE leasehold CONNECTION LIMIT -1"],
             _ => return done(),
         };
-        self.execute(statements).boxed()
+        execute(&self.server, statements)
     }
 }
