@@ -83,6 +83,16 @@ fn whoever_holds_what_operators_release_or_resize_keeps_the_promises() {
 }
 
 #[test]
+fn a_standby_that_has_each_change_takes_over_without_a_violation() {
+    for store in ["postgres-standby", "mysql-replica"] {
+        let options =
+            ["--store", store, "--scenario", "failover", "--seconds", "8", "--each", "1", "--slack", "1000"];
+        let Some(report) = run(FINE, &options) else { continue };
+        assert!(report.contains("another server takes over"), "{report}");
+    }
+}
+
+#[test]
 #[ignore = "takes a minute, for a run of some seconds for each attempt"]
 fn what_is_not_needed_for_a_violation_is_left_out() {
     // Its first faults are a worker that is killed, and the store that is emptied.

@@ -2,7 +2,8 @@
 //!
 //! Only hints follow from it: a lease is held if a majority says so in answer to a request. The exceptions are
 //! withdrawals: while a node is asked to end its part of a grant that no majority has made, its answers about that
-//! lease do not count.
+//! lease do not count, nor do those to requests that were sent before, whenever they arrive. (The engine may have two
+//! requests for a lease under way, of which one fails.)
 
 use std::pin::pin;
 use std::sync::Arc;
@@ -74,9 +75,14 @@ pub(super) struct NodeEntry {
     /// Until when the node may end its grant at any time, because it has been asked to: until it confirms that, or its
     /// lease has expired.
     withdrawing: Option<Instant>,
+    /// How often it has been asked to. What it was asked for before that, it has ended, whenever it answers.
+    withdrawals: u32,
     /// Whether it has released the lease by force.
     revoked: bool,
 }
+
+/// How often each node has been asked to end a grant of a lease.
+pub(super) type Withdrawals = SmallVec<[u32; USUAL]>;
 
 /// What follows from an answer or an event of a node.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -130,11 +136,11 @@ impl Leases {
     }
 
     /// A node has confirmed that it has ended the grant of a lease that was given up. Returns the request to be sent to
-    /// it again, for a place at the end of the queue, if there is any.
-    pub(super) fn withdrawn(&self, id: LeaseId, node: usize) -> Option<Request> {
+    /// it again, for a place at the end of the queue, if there is any, and how often the node has been asked to.
+    pub(super) fn withdrawn(&self, id: LeaseId, node: usize) -> Option<(Request, u32)> {
         let again = self.with(id, |entry| {
             entry.withdrawn(node);
-            entry.request_again()
+            Some((entry.request_again()?, entry.nodes[node].withdrawals))
         });
         self.withdrawn.notify_waiters();
         again.flatten()
@@ -205,9 +211,23 @@ impl Entry {
         !node.is_withdrawing()
     }
 
-    /// Takes note of the answer of a node to a request.
-    pub(super) fn answered(&mut self, node: usize, answer: &Result<Answer, BackendError>) {
+    /// How often each node has been asked to end a grant.
+    pub(super) fn withdrawals(&self) -> Withdrawals {
+        self.nodes.iter().map(|node| node.withdrawals).collect()
+    }
+
+    /// Takes note of the answer of a node to a request, which was sent when it had been asked that often to end a grant.
+    /// `false` if it has been asked again since: then it has ended what it has granted.
+    pub(super) fn answered(
+        &mut self,
+        node: usize,
+        answer: &Result<Answer, BackendError>,
+        withdrawals: u32,
+    ) -> bool {
         let node = &mut self.nodes[node];
+        if node.withdrawals != withdrawals {
+            return false;
+        }
         match answer {
             Ok(Answer::Granted(_)) => (node.granted, node.ticket) = (true, None),
             // The grant of that place may have been pushed before this answer arrived.
@@ -220,11 +240,22 @@ impl Entry {
             }
             Err(_) => {}
         }
+        true
     }
 
-    /// A majority has granted it. `false` if some of those grants are being ended.
-    pub(super) fn hold(&mut self, token: FencingToken) -> bool {
-        let holds = self.granted() >= majority(self.nodes.len());
+    /// These nodes have granted it. `false` if so many of those grants are being ended, or have been, that the others
+    /// are no majority.
+    pub(super) fn hold(
+        &mut self,
+        token: FencingToken,
+        granted_by: impl Iterator<Item = usize>,
+        withdrawals: &Withdrawals,
+    ) -> bool {
+        let lasts = |n: &usize| {
+            let node = &self.nodes[*n];
+            node.withdrawals == withdrawals[*n] && !node.is_withdrawing()
+        };
+        let holds = granted_by.filter(lasts).count() >= majority(self.nodes.len());
         self.token = holds.then_some(token);
         holds
     }
@@ -281,6 +312,7 @@ impl Entry {
         for (n, node) in self.nodes.iter_mut().enumerate() {
             if !node.is_withdrawing() && which(n, node) {
                 (node.granted, node.withdrawing) = (false, Some(end));
+                node.withdrawals += 1;
                 nodes.push(n);
             }
         }

@@ -11,7 +11,7 @@ use tokio::task::JoinHandle;
 use tokio::time::{Instant, sleep, timeout};
 
 use super::TOKENS_PER_GRANT;
-use super::leases::FollowUp;
+use super::leases::{FollowUp, Withdrawals};
 use super::quorum::Quorum;
 use super::round::Round;
 use super::votes::{Decision, Votes};
@@ -30,13 +30,16 @@ struct Ballot {
     /// The nodes whose grants count, as bits: while a node is asked to end an earlier grant, it may end this one as
     /// well.
     counting: u32,
+    /// How often each node had been asked to do that when this was sent.
+    withdrawals: Withdrawals,
     /// The token, if a majority was known to hold the lease before, and nobody but this lease can have changed it.
     held: Option<FencingToken>,
 }
 
 impl Ballot {
-    fn cast(&mut self, n: usize, answer: Result<Answer, BackendError>) {
-        let counts = self.counting & (1 << n) != 0;
+    /// `is_current` is false if the node has been asked since to end what it has granted.
+    fn cast(&mut self, n: usize, answer: Result<Answer, BackendError>, is_current: bool) {
+        let counts = is_current && self.counting & (1 << n) != 0;
         self.votes.cast(
             n,
             match answer {
@@ -137,18 +140,18 @@ impl Quorum {
         for n in self.all().filter(|n| !is_asked(n)) {
             votes.cast(n, Err(left_alone()));
         }
-        let (counting, held) = self.leases.with(asked.lease.id, |entry| {
+        let (counting, withdrawals, held) = self.leases.with(asked.lease.id, |entry| {
             let counting =
                 self.all().filter(is_asked).fold(0, |bits, n| bits | u32::from(entry.sent(n)) << n);
             // That of an owner may be greater by now, because of holds from other clients.
             let held = entry.token.filter(|_| asked.claim.owner().is_none());
-            (counting, held)
+            (counting, entry.withdrawals(), held)
         })?;
         let round = self.round(self.all().filter(is_asked), time_limit, |_, node| {
             let request = Arc::clone(asked);
             async move { node.request_from(&request, proposed).await }
         });
-        Some(Ballot { asked: Arc::clone(asked), sent, round, votes, counting, held })
+        Some(Ballot { asked: Arc::clone(asked), sent, round, votes, counting, withdrawals, held })
     }
 
     /// Waits for answers until they decide.
@@ -158,8 +161,9 @@ impl Quorum {
             #[cfg(leasehold_planted)]
             let answer = ballot.counted(answer);
             self.nodes[n].record(&answer);
-            self.leases.with(ballot.asked.lease.id, |entry| entry.answered(n, &answer));
-            ballot.cast(n, answer);
+            let id = ballot.asked.lease.id;
+            let is_current = self.leases.with(id, |entry| entry.answered(n, &answer, ballot.withdrawals[n]));
+            ballot.cast(n, answer, is_current == Some(true));
             match ballot.votes.decision() {
                 Some(Decision::Granted) if ballot.may_be_earlier() && !ballot.round.is_over() => {}
                 Some(decision) => return Some(decision),
@@ -171,7 +175,9 @@ impl Quorum {
     async fn granted(self: &Arc<Self>, mut ballot: Ballot, ttl: Duration) -> Result<Grant, BackendError> {
         let id = ballot.asked.lease.id;
         let granted = self.grant(&mut ballot, ttl).await.and_then(|grant| {
-            let holds = self.leases.with(id, |entry| entry.hold(grant.token));
+            let granted_by = ballot.votes.grants().map(|(n, _)| n);
+            let holds =
+                self.leases.with(id, |entry| entry.hold(grant.token, granted_by, &ballot.withdrawals));
             if holds == Some(true) { Ok(grant) } else { Err(withdrawing()) }
         });
         if granted.is_err() {
@@ -271,37 +277,45 @@ impl Quorum {
 
     /// Waits in the background for the nodes that have not answered a request when it was decided.
     fn finish(self: &Arc<Self>, ballot: Ballot) {
-        let Ballot { mut round, asked, .. } = ballot;
+        let Ballot { mut round, asked, withdrawals, .. } = ballot;
         // Those that have arrived in the meantime need no task.
         while let Some(Some((n, answer))) = round.next().now_or_never() {
-            self.late_answer(n, &asked.lease, &answer);
+            self.late_answer(n, &asked.lease, &answer, withdrawals[n]);
         }
         if round.is_over() {
             return;
         }
         self.leases.with(asked.lease.id, |entry| entry.awaited |= round.open());
         // If the runtime ends, they will not be answered.
-        let mut late = guard((Arc::clone(self), round, asked), |(quorum, mut round, asked)| {
+        let late = (Arc::clone(self), round, asked, withdrawals);
+        let mut late = guard(late, |(quorum, mut round, asked, withdrawals)| {
             for (n, unanswered) in round.give_up() {
-                quorum.late_answer(n, &asked.lease, &unanswered);
+                quorum.late_answer(n, &asked.lease, &unanswered, withdrawals[n]);
             }
         });
         self.spawn(async move {
-            let (quorum, round, asked) = &mut *late;
+            let (quorum, round, asked, withdrawals) = &mut *late;
             while let Some((n, answer)) = round.next().await {
-                quorum.late_answer(n, &asked.lease, &answer);
+                quorum.late_answer(n, &asked.lease, &answer, withdrawals[n]);
             }
         });
     }
 
-    /// A node has answered a request after it was decided.
-    fn late_answer(self: &Arc<Self>, n: usize, lease: &LeaseRef, answer: &Result<Answer, BackendError>) {
+    /// A node has answered a request after it was decided, which was sent when the node had been asked that often to end
+    /// a grant.
+    fn late_answer(
+        self: &Arc<Self>,
+        n: usize,
+        lease: &LeaseRef,
+        answer: &Result<Answer, BackendError>,
+        withdrawals: u32,
+    ) {
         self.nodes[n].record(answer);
         let follow_up = self.leases.with(lease.id, |entry| {
             entry.awaited &= !(1 << n);
-            entry.answered(n, answer);
+            let is_current = entry.answered(n, answer, withdrawals);
             match answer {
-                Ok(Answer::Granted(grant)) => entry.after_grant(grant.token),
+                Ok(Answer::Granted(grant)) if is_current => entry.after_grant(grant.token),
                 _ => entry.next(),
             }
         });
@@ -390,12 +404,12 @@ impl Quorum {
     async fn end_grant(self: &Arc<Self>, n: usize, request: &Request, waits: bool) {
         self.release_until(n, &request.lease, Instant::now() + request.ttl, |_| true).await;
         let again = self.leases.withdrawn(request.lease.id, n).filter(|_| waits);
-        let (Some(request), Ok(node)) = (again, self.nodes[n].connected()) else { return };
+        let (Some((request, withdrawals)), Ok(node)) = (again, self.nodes[n].connected()) else { return };
         let answer = node.request_from(&request, self.propose()).await;
         let follow_up = self.leases.with(request.lease.id, |entry| {
-            entry.answered(n, &answer);
+            let is_current = entry.answered(n, &answer, withdrawals);
             match &answer {
-                Ok(Answer::Granted(grant)) => entry.after_grant(grant.token),
+                Ok(Answer::Granted(grant)) if is_current => entry.after_grant(grant.token),
                 _ => FollowUp::Nothing,
             }
         });

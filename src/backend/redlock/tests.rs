@@ -292,6 +292,32 @@ async fn a_grant_that_is_being_released_does_not_count() {
     stores.left_empty().await;
 }
 
+/// The engine may have asked twice, and the other request has failed meanwhile, so what was granted is given up. Another
+/// client has it by the time this one is answered.
+#[tokio::test(start_paused = true)]
+async fn a_grant_that_was_released_before_its_answer_arrived_does_not_count() {
+    let stores = Stores::new(5);
+    let (client, other) = (stores.client(), stores.client());
+    let request = Request { waits: true, ..client.new_request() };
+    client.set(&[0, 1, 2, 3, 4], Hangs::Answers);
+    let others_turn = async {
+        sleep(Duration::from_millis(20)).await;
+        client.backend.quorum.withdraw_for_test(&request, &[0, 1, 2, 3, 4]);
+        sleep(Duration::from_millis(20)).await;
+        let next = other.new_request();
+        let grant = other.grant(&next).await;
+        client.set(&[0, 1, 2, 3, 4], Hangs::Nothing);
+        sleep(Duration::from_millis(200)).await;
+        assert_eq!(other.release(&next).await.unwrap(), Released::Held);
+        grant.token
+    };
+    let (answer, token) = join(client.ask(&request), others_turn).await;
+    assert!(!matches!(answer, Ok(Answer::Granted(_))), "{answer:?} beside {token}");
+    assert!(client.grant(&request).await.token > token);
+    assert_eq!(client.release(&request).await.unwrap(), Released::Held);
+    stores.left_empty().await;
+}
+
 #[tokio::test(start_paused = true)]
 async fn a_request_that_a_node_executes_after_its_release_keeps_nothing_there() {
     let stores = Stores::new(5);

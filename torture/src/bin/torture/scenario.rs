@@ -172,6 +172,14 @@ pub(crate) const ALL: &[Scenario] = &[
         ..PLAIN
     },
     Scenario {
+        name: "late-commands",
+        holds: "I1 to I7: what is executed and not answered is found out, or undone",
+        faults: &[Fault::HoldTraffic(Commands, ToClient), Fault::HoldTraffic(Commands, ToServer)],
+        lasts: &[(1, 3)],
+        calm: (20, 300),
+        ..PLAIN
+    },
+    Scenario {
         name: "late-requests",
         holds: "I1 to I7: a late renewal or release takes nothing from others",
         faults: &[Fault::Hold(ToServer)],

@@ -1,9 +1,9 @@
 //! A primary, and a standby that follows it: PostgreSQL and MariaDB.
 //!
-//! The standby has what the primary confirms before that is confirmed, so a failover forgets nothing; but not in runs in
-//! which one takes over that lags, where the primary does not wait for it. Clients are told both addresses, and find out
-//! by themselves which server accepts changes. Whoever was replaced forgets everything and follows the other one: what it
-//! alone had does not come back. It is dead before the other one takes over, as those who manage such servers make sure.
+//! The primary confirms what the standby has, so a failover forgets nothing; but not in runs in which one takes over that
+//! lags, where the primary waits for nobody. Clients are told both addresses, and find out by themselves which server
+//! accepts changes. A primary that is replaced is dead, or hangs and is killed before it wakes up, as whoever manages such
+//! servers has to make sure; then it forgets everything and follows the other one.
 
 use std::fmt::Debug;
 use std::mem;
@@ -49,7 +49,7 @@ pub(crate) trait Replicated: Debug + Send + Sync + Sized {
     /// Whether it is followed.
     fn is_followed(&self) -> BoxFuture<'_, bool>;
 
-    /// Whether it waits for its standby is up to it from here on.
+    /// From here on, it confirms only what its standby has.
     fn wait_for_standby(&self) -> Outcome<'_>;
 
     /// Follows no longer.
@@ -85,7 +85,7 @@ impl<S: Replicated> Pair<S> {
         Ok(())
     }
 
-    /// The primary ends, or hangs and is ended later.
+    /// The primary is killed, or hangs until it is, and the standby takes its place.
     async fn fail_over(&mut self, strike: Strike) -> Result<(), String> {
         if strike.fault == ServerFault::FailOverBehind {
             self.standby.fall_behind().await?;
