@@ -126,6 +126,11 @@ impl MysqlServer {
         panic!("the server does not start; its log:\n{}", log(directory.path()));
     }
 
+    /// Whether servers of this machine are those of MySQL, and not MariaDB's.
+    pub(crate) fn are_of_mysql() -> bool {
+        find_program().is_some_and(|program| !is_mariadb(&program))
+    }
+
     /// Whether it is one of MariaDB; otherwise, of MySQL.
     pub(crate) fn is_mariadb(&self) -> bool {
         is_mariadb(&self.program)

@@ -218,8 +218,11 @@ impl Replicated for MysqlServer {
             ];
             Self::start_with_or_skip(LEFT_OUT, &options, None)
         };
-        let both = [start("--server-id=1")?, start("--server-id=2")?];
-        both[0].is_mariadb().then_some(both)
+        // MySQL has other names for these.
+        if Self::are_of_mysql() {
+            return None;
+        }
+        Some([start("--server-id=1")?, start("--server-id=2")?])
     }
 
     fn port(&self) -> u16 {
