@@ -5,15 +5,20 @@ mod support;
 mod unresponsive;
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use futures::FutureExt;
 use futures::future::join_all;
+use futures::stream::{self, BoxStream};
+use futures::{FutureExt, StreamExt};
+use leasehold::backend::{Answer, Answered, Backend, Event, LeaseId, Renew, Renewal, Request};
 use leasehold::{Client, Guard, LossReason, MemoryBackend};
-use support::intercept::Intercepted;
+use parking_lot::Mutex;
+use support::intercept::{Intercept, Intercepted, Reply};
 use support::{options, within};
+use tokio::sync::broadcast;
 use tokio::task::unconstrained;
-use tokio::time::{Instant, sleep};
+use tokio::time::{Instant, sleep, sleep_until};
 use unresponsive::{UNANSWERED, Unresponsive};
 
 const SECOND: Duration = Duration::from_secs(1);
@@ -100,4 +105,61 @@ async fn a_lease_lost_before_the_keeper_looked_at_it_is_released_although_many_o
     }
     drop(guard);
     drop(within(SECOND * 3, lock.lock()).await.expect("it was released"));
+}
+
+/// A store that has doubts, at the command of a test.
+#[derive(Debug)]
+struct Doubting {
+    leases: Mutex<Vec<LeaseId>>,
+    events: broadcast::Sender<Event>,
+    renewed_at: Mutex<Vec<Instant>>,
+    has_forgotten: AtomicBool,
+}
+
+impl Intercept for Doubting {
+    fn request<'a>(&'a self, store: &'a MemoryBackend, request: &'a Request) -> Reply<'a, Answer> {
+        self.leases.lock().push(request.lease.id);
+        store.request(request)
+    }
+
+    fn renew<'a>(&'a self, store: &'a MemoryBackend, renewals: &'a [Renew]) -> BoxStream<'a, Answered> {
+        self.renewed_at.lock().push(Instant::now());
+        if !self.has_forgotten.load(Ordering::Relaxed) {
+            return store.renew(renewals);
+        }
+        let lost = |n| (n, Ok(Renewal::Lost(LossReason::Expired)));
+        stream::iter(0..renewals.len()).map(lost).boxed()
+    }
+
+    fn events(&self, _: &MemoryBackend) -> BoxStream<'static, Event> {
+        let events = stream::unfold(self.events.subscribe(), |mut events| async {
+            events.recv().await.ok().map(|event| (event, events))
+        });
+        events.boxed()
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_store_that_may_have_lost_a_lease_is_asked_at_once() {
+    let doubting = Doubting {
+        leases: Mutex::default(),
+        events: broadcast::Sender::new(1),
+        renewed_at: Mutex::default(),
+        has_forgotten: AtomicBool::new(false),
+    };
+    let store = Intercepted::new(&MemoryBackend::new(), doubting);
+    let client = Client::with_backend(store.clone());
+    let begun = Instant::now();
+    let guard = client.mutex_with("a", options().ttl(SECOND * 30)).expect("valid").lock().await.expect("free");
+    let lease = store.leases.lock()[0];
+    for (forgets, doubts_at) in [(false, 2), (true, 3)] {
+        sleep_until(begun + SECOND * doubts_at).await;
+        store.has_forgotten.store(forgets, Ordering::Relaxed);
+        store.events.send(Event::AskAgain(lease)).expect("the client listens");
+        sleep(ms(1)).await;
+        assert_eq!(store.renewed_at.lock().last(), Some(&(begun + SECOND * doubts_at)));
+        assert_eq!(guard.is_held(), !forgets);
+    }
+    assert_eq!(store.renewed_at.lock().len(), 2);
+    assert_eq!(guard.lost().await, LossReason::Missing);
 }

@@ -163,7 +163,7 @@ async fn an_ended_session_loses_its_holds_and_its_waiters_rejoin() {
     .await;
     let begun = Instant::now();
     Wire::end_session(server.port(), holds);
-    assert_eq!(within(SOON, held.lost()).await, LossReason::Revoked);
+    assert_eq!(within(SOON, held.lost()).await, LossReason::Missing);
     assert!(begun.elapsed() < SECOND, "{:?}", begun.elapsed());
     let next = granted(waiting).await;
     assert!(next.token() > before);
@@ -232,7 +232,7 @@ async fn nodes_that_are_deleted_by_hand_are_lost_and_created_again() {
     let first = mutex(&one).inspect().await.expect("it answers").holders[0].id.clone();
     let node = leases(&server).into_iter().find(|name| name.starts_with(&first)).expect("it holds");
     assert!(wire.delete(&format!("{root}/{node}")));
-    assert_eq!(within(SECOND, held.lost()).await, LossReason::Revoked);
+    assert_eq!(within(SECOND, held.lost()).await, LossReason::Missing);
     // Nobody has told the next one, who asks again by itself; or somebody else comes.
     let third = server.client().await;
     assert!(mutex(&third).try_lock().await.expect("it answers").is_none(), "somebody waits");
@@ -249,7 +249,7 @@ async fn nodes_that_are_deleted_by_hand_are_lost_and_created_again() {
     let last = granted(waiting).await;
     // Everything.
     wire.delete_all(&root);
-    assert_eq!(within(SECOND, last.lost()).await, LossReason::Revoked);
+    assert_eq!(within(SECOND, last.lost()).await, LossReason::Missing);
     let again = mutex(&one).lock().await.expect("free");
     assert!(again.token() > last.token());
     again.release().await.expect("held");

@@ -464,7 +464,8 @@ pub enum Event {
         /// Which grant; 0 if the store does not know.
         token: FencingToken,
     },
-    /// The request of this lease should be repeated now.
+    /// The request of this lease should be repeated now; if it is held, it should be renewed, because the store may not
+    /// have it any more.
     AskAgain(LeaseId),
     /// The requests of all waiting leases of this key should be repeated now.
     Changed(Arc<str>),

@@ -38,6 +38,8 @@ pub(crate) struct Deadline {
     trusted_until: Instant,
     /// The end of the maximum hold time.
     cap: Option<Instant>,
+    /// When the store reported that it may not have the lease any more: a request that was sent before confirms nothing.
+    doubted: Option<Instant>,
 }
 
 /// How much earlier than the store the client regards a lease as ended: 10 ms for timers and scheduling, and a
@@ -50,7 +52,7 @@ impl Deadline {
     /// The deadline of a lease that was granted `now` and is measured from `measured_from`.
     pub(crate) fn new(terms: Arc<Settings>, measured_from: Instant, now: Instant) -> Self {
         let trusted_until = measured_from + trusted(&terms);
-        let mut deadline = Self { terms, measured_from, trusted_until, cap: None };
+        let mut deadline = Self { terms, measured_from, trusted_until, cap: None, doubted: None };
         deadline.start_hold(now);
         deadline
     }
@@ -69,7 +71,13 @@ impl Deadline {
     pub(crate) fn extend(&mut self, measured_from: Instant) {
         if measured_from > self.measured_from {
             (self.measured_from, self.trusted_until) = (measured_from, measured_from + trusted(&self.terms));
+            self.doubted = self.doubted.filter(|doubted| measured_from < *doubted);
         }
+    }
+
+    /// The store may not have the lease any more: whether it does is to be asked at once.
+    pub(crate) const fn doubt(&mut self, now: Instant) {
+        self.doubted = Some(now);
     }
 
     /// The planted mistake: it begins anew with each hold.
@@ -107,12 +115,12 @@ impl Deadline {
         self.trusted_until.saturating_duration_since(now)
     }
 
-    /// When to renew: one period after the last confirmation, and in any case before the lease ends.
-    /// `None` if the maximum hold time ends it first, so that renewing is pointless.
+    /// When to renew: one period after the last confirmation, and in any case before the lease ends; at once if it is in
+    /// doubt. `None` if the maximum hold time ends it first, so that renewing is pointless.
     pub(crate) fn renew_at(&self) -> Option<Instant> {
         let latest = trusted(&self.terms) * 9 / 10;
         let at = self.measured_from + self.terms.renewal_period.min(latest);
-        (!self.ends_by_cap()).then_some(at)
+        self.doubted.or_else(|| (!self.ends_by_cap()).then_some(at))
     }
 
     /// How much earlier a renewal may be sent so that it can be sent with others: a hundredth of the period, 100 ms at
@@ -176,6 +184,22 @@ mod tests {
         assert!(deadline.ends_by_cap());
         assert_eq!(deadline.ends(), granted + ms(1500));
         assert_eq!(deadline.renew_at(), None);
+    }
+
+    #[test]
+    fn a_lease_in_doubt_is_renewed_at_once_until_a_later_request_is_confirmed() {
+        let start = Instant::now();
+        for max_hold in [None, Some(500)] {
+            let mut deadline = Deadline::new(terms(1000, 300, max_hold), start, start);
+            let before = (deadline.renew_at(), deadline.ends());
+            deadline.doubt(start + ms(100));
+            assert_eq!((deadline.renew_at(), deadline.ends()), (Some(start + ms(100)), before.1));
+            // It was sent before that.
+            deadline.extend(start + ms(99));
+            assert_eq!(deadline.renew_at(), Some(start + ms(100)));
+            deadline.extend(start + ms(100));
+            assert_eq!(deadline.renew_at(), max_hold.is_none().then_some(start + ms(400)));
+        }
     }
 
     /// Point 4 of the contract, and the reason for renewing at all.

@@ -409,9 +409,13 @@ impl Lease {
         }
     }
 
-    /// Makes a repetition of the request due now.
+    /// Makes a repetition of the request due now, or a renewal if the lease is held.
     pub(super) fn ask_soon(&self, now: Instant) {
-        self.with_flight(|flight| flight.soon(now));
+        match &mut self.state.lock().phase {
+            Phase::Queued(queued) => queued.flight.soon(now),
+            Phase::Held(held) => held.kept.deadline.doubt(now),
+            Phase::Released(_) | Phase::Lost(_) => {}
+        }
     }
 
     /// The sender of the first request no longer waits for its answer.

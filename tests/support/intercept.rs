@@ -47,6 +47,10 @@ pub(crate) trait Intercept: fmt::Debug + Send + Sync + 'static {
         answer
     }
 
+    fn events(&self, store: &MemoryBackend) -> BoxStream<'static, Event> {
+        store.events()
+    }
+
     fn state_changes(&self, store: &MemoryBackend) -> BoxStream<'static, StoreState> {
         store.state_changes()
     }
@@ -115,7 +119,7 @@ impl<I: Intercept> Backend for Intercepted<I> {
     }
 
     fn events(&self) -> BoxStream<'static, Event> {
-        self.store.events()
+        self.interceptor.events(&self.store)
     }
 
     fn capabilities(&self) -> &Capabilities {

@@ -279,6 +279,11 @@ impl MysqlServer {
         let data = self.directory.path().join("data");
         fs::remove_dir_all(&data).expect("it is ours");
         copy(&TEMPLATE, &data);
+        // From the beginning: clients know its address, and would create their table before it is copied.
+        const READ_ONLY: &str = "--read-only";
+        if self.options.iter().all(|option| option != READ_ONLY) {
+            self.options.push(READ_ONLY.to_owned());
+        }
         self.restart();
         let dump = self.directory.path().join("dump.sql");
         let options = ["--single-transaction", "--master-data=1", "--gtid", "--databases", USER];
@@ -295,7 +300,6 @@ impl MysqlServer {
         let source =
             format!("MASTER_HOST = '127.0.0.1', MASTER_PORT = {}, MASTER_USER = 'root'", primary.port);
         self.execute(&format!("CHANGE MASTER TO {source}, MASTER_USE_GTID = slave_pos")).await;
-        self.execute("SET GLOBAL read_only = 1").await;
         self.execute("START SLAVE").await;
     }
 

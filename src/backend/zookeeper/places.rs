@@ -12,7 +12,6 @@ use uuid::Uuid;
 use super::op::Stat;
 use super::view::{Mark, Seen, View};
 use crate::backend::{Event, EventSender, LeaseId, LeaseRef, Ticket};
-use crate::fence::FencingToken;
 
 #[derive(Default)]
 pub(super) struct Places(Mutex<State>);
@@ -32,8 +31,8 @@ struct Own {
     ticket: Ticket,
     /// What this client has written last, unless another client may have written since.
     seen: Option<Seen>,
-    /// Its token, if it holds.
-    holds: Option<FencingToken>,
+    /// Whether it holds, as far as its client has been told.
+    is_hold: bool,
     is_watched: bool,
     /// Whether this client is about to delete it.
     is_leaving: bool,
@@ -118,18 +117,17 @@ impl Places {
             let (lease, path) = (&child.name.request.lease, format!("{path}/{}", child.node));
             let known = before.remove(&lease.id);
             let is_watched = known.as_ref().is_some_and(|known| known.path == path && known.is_watched);
-            let waited = known.as_ref().is_some_and(|known| known.holds.is_none());
-            let holds = record.ledger.hold_of(lease.id).map(|(token, _)| token);
-            let holds = holds.filter(|_| !waited || knows(lease.id));
-            if !is_watched && holds.is_none() {
+            let waited = known.as_ref().is_some_and(|known| !known.is_hold);
+            let is_hold = record.ledger.hold_of(lease.id).is_some() && (!waited || knows(lease.id));
+            if !is_watched && !is_hold {
                 to_watch.push(path.clone());
             }
-            are_holds |= !is_watched && holds.is_some();
+            are_holds |= !is_watched && is_hold;
             state.by_path.insert(path.clone(), (Arc::clone(key), lease.id));
             let (ticket, seen) = (record.ticket(&child.name), child.seen);
-            let is_watched = is_watched || holds.is_none();
+            let is_watched = is_watched || !is_hold;
             let lease = lease.clone();
-            own.insert(lease.id, Own { path, lease, ticket, seen, holds, is_watched, is_leaving: false });
+            own.insert(lease.id, Own { path, lease, ticket, seen, is_hold, is_watched, is_leaving: false });
         }
         before.into_values().for_each(|gone| state.end(gone));
         if !own.is_empty() {
@@ -168,8 +166,8 @@ impl Places {
         own.seen = Some(Seen::of(data, stat));
         let (lease, ticket) = (own.lease.clone(), own.ticket);
         match Mark::read(data) {
-            Some(Mark::Granted(grant)) if own.holds.is_none() => {
-                own.holds = Some(grant.token);
+            Some(Mark::Granted(grant)) if !own.is_hold => {
+                own.is_hold = true;
                 // When its place would have ended is known to the client.
                 state.events.send(Event::Granted { lease, ticket, grant });
             }
@@ -199,15 +197,12 @@ impl State {
         self.own.get_mut(key)?.get_mut(lease)
     }
 
-    /// A lease no longer has a hold or a place. Unless this client ended it, an event reports that.
+    /// A lease no longer has a hold or a place. Unless this client ended it, an event reports that: whether it was
+    /// released by force, or its session has ended, is found when it is renewed.
     fn end(&mut self, own: Own) {
         self.by_path.remove(&own.path);
-        if own.is_leaving {
-            return;
+        if !own.is_leaving {
+            self.events.send(Event::AskAgain(own.lease.id));
         }
-        self.events.send(match own.holds {
-            Some(token) => Event::Revoked { lease: own.lease.id, token },
-            None => Event::AskAgain(own.lease.id),
-        });
     }
 }
