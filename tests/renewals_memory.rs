@@ -150,7 +150,8 @@ async fn a_store_that_may_have_lost_a_lease_is_asked_at_once() {
     let store = Intercepted::new(&MemoryBackend::new(), doubting);
     let client = Client::with_backend(store.clone());
     let begun = Instant::now();
-    let guard = client.mutex_with("a", options().ttl(SECOND * 30)).expect("valid").lock().await.expect("free");
+    let guard =
+        client.mutex_with("a", options().ttl(SECOND * 30)).expect("valid").lock().await.expect("free");
     let lease = store.leases.lock()[0];
     for (forgets, doubts_at) in [(false, 2), (true, 3)] {
         sleep_until(begun + SECOND * doubts_at).await;
