@@ -412,6 +412,76 @@ fn a_request_and_a_release_that_are_planned_together_overtake_nobody() {
     }
 }
 
+/// A request for all permits.
+const fn request(lease: usize) -> Operation {
+    Operation::Request { lease, waits: true, permits: 3, tokens: 1, seconds: 3 }
+}
+
+fn plan(world: &World, view: &View, operations: &[Operation]) -> Plan {
+    let outcome = RefCell::default();
+    let run = |ledger: &mut Ledger, stamp| {
+        operations.iter().map(|operation| world.site.change(operation, &outcome)(ledger, stamp)).collect()
+    };
+    Plan::of(view, &BTreeSet::new(), &world.leases, run).unwrap()
+}
+
+#[test]
+fn a_plan_says_what_it_relies_on() {
+    for kind in Kind::ALL {
+        let mut world = World::new(kind);
+        let plan = |world: &World, operation| plan(world, &world.look(), &[operation]);
+        // The first request for permits puts a limit into force.
+        let begins = plan(&world, request(0));
+        assert_eq!(begins.begun.len(), 1);
+        assert_eq!(
+            [begins.needs_fresh, begins.limit_for.is_some(), !begins.is_one_hold()],
+            [kind.is_semaphore(); 3]
+        );
+        assert!(begins.could_admit && !begins.do_ends_matter);
+        world.carry_out(&request(0), Between::Nothing);
+        // Of another owner, if there are owners.
+        let waits = Operation::Request { lease: 1, waits: true, permits: 2, tokens: 1, seconds: 3 };
+        let waits = plan(&world, waits);
+        assert_eq!(waits.joins.len(), 1);
+        assert!(waits.do_ends_matter && !waits.could_admit && !waits.is_one_hold());
+        let looks = plan(&world, Operation::Inspect(1));
+        assert!(looks.do_ends_matter && !looks.is_one_hold() && !looks.is_to_be_written());
+        let ends = plan(&world, Operation::Release { lease: 0, keep: 0 });
+        assert!(ends.could_admit && !ends.needs_fresh && ends.limit_for.is_none() && !ends.do_ends_matter);
+        // Whoever joins in the meantime might fit into the other limit.
+        let changes = plan(&world, Operation::SetLimit(1, 2));
+        assert_eq!(changes.could_admit, kind.is_semaphore());
+    }
+}
+
+#[test]
+fn a_hold_that_begins_overtakes_no_place_that_was_made_meanwhile() {
+    for kind in Kind::ALL {
+        let mut world = World::new(kind);
+        world.carry_out(&request(0), Between::Nothing);
+        world.carry_out(&Operation::Release { lease: 0, keep: 0 }, Between::Nothing);
+        let before = world.look();
+        let (mine, theirs) = ([request(0)], [request(1)]);
+        let (mine, theirs) =
+            (plan(&world, &before, &mine), plan(&world, &before, &theirs).joining_first(&before));
+        assert_eq!((mine.begun.len(), theirs.joins.len()), (1, 1));
+        world.join(&theirs);
+        assert!(world.write(&before, &mine).is_none(), "{kind:?}");
+    }
+}
+
+#[test]
+fn of_several_requests_those_that_wait_join_first() {
+    let world = World::new(Kind::Fair);
+    let request = |lease, waits| Operation::Request { lease, waits, permits: 1, tokens: 1, seconds: 3 };
+    let view = world.look();
+    let plan = plan(&world, &view, &[request(0, false), request(3, true)]).joining_first(&view);
+    let [joins, begun] =
+        [&plan.joins, &plan.begun].map(|of| of.iter().map(|(lease, _)| *lease).collect::<Vec<_>>());
+    let id = |lease: usize| world.site.leases[lease].id;
+    assert_eq!((joins, begun), (vec![id(3)], vec![id(0)]));
+}
+
 #[test]
 fn after_a_lost_race_whoever_waits_gets_a_place_even_if_there_is_room() {
     for kind in [Kind::Mutex, Kind::Reentrant, Kind::Counting, Kind::Fair] {

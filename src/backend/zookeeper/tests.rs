@@ -7,10 +7,11 @@ use std::time::Duration;
 use super::failure::Code;
 use super::names;
 use super::op::{ANY, Mode, Op, Reply, Stat};
-use super::plan::{Changed, Context, Step, create};
+use super::plan::{Changed, Context, Step, Writing, create};
 use super::view::{Mark, Seen, View, reads};
+use crate::backend::ledger::Ledger;
 use crate::backend::ledger::random::{Operation, Outcome, Random, Site, shape};
-use crate::backend::{Kind, LeaseId, Stamp};
+use crate::backend::{Claim, Event, Kind, LeaseId, Request, Stamp};
 
 /// In microseconds; it does not pass.
 const NOW: u64 = 1_000_000_000;
@@ -235,5 +236,206 @@ fn what_is_stored_and_read_back_is_what_the_ledger_says() {
             let other = (random.below(6) == 0).then(|| random.operation());
             world.carry_out(&operation, must_write, other);
         }
+    }
+}
+
+impl World {
+    /// Reads everything.
+    fn look_at_all(&mut self) -> View {
+        let mut view = self.look();
+        (0..view.children.len()).for_each(|n| self.look_at(&mut view, n));
+        view
+    }
+
+    /// What is done next for these operations of one client.
+    fn step(&self, view: &View, operations: &[Operation], fresh: &[LeaseId], is_crowded: bool) -> Step {
+        let outcome = RefCell::default();
+        let run = |ledger: &mut Ledger, stamp| {
+            operations.iter().map(|operation| self.site.change(operation, &outcome)(ledger, stamp)).collect()
+        };
+        let changed = Changed::by(view, Stamp::new(NOW, NOW, 0), run);
+        let (path, client) = (&self.path, Some(self.site.client(&operations[0])));
+        changed.step(view, &Context { path, client, session: SESSION, fresh, is_crowded, must_write: false })
+    }
+
+    fn writes(&self, view: &View, operation: Operation) -> Writing {
+        match self.step(view, &[operation], &[], false) {
+            Step::Write(writing) => writing,
+            other => panic!("{other:?}"),
+        }
+    }
+
+    fn id(&self, lease: usize) -> LeaseId {
+        self.site.leases[lease].id
+    }
+
+    /// Of each of these leases, the index of its node.
+    fn nodes_of<const N: usize>(&self, view: &View, leases: [usize; N]) -> Vec<usize> {
+        let node =
+            |lease| view.children.iter().position(|child| child.name.lease() == self.id(lease)).unwrap();
+        let mut nodes: Vec<_> = leases.into_iter().map(node).collect();
+        nodes.sort_unstable();
+        nodes
+    }
+}
+
+const fn request(lease: usize, permits: u32, seconds: u64) -> Operation {
+    Operation::Request { lease, waits: true, permits, tokens: 1, seconds }
+}
+
+/// A key that has been used before.
+fn used(kind: Kind) -> World {
+    let mut world = World::new(kind);
+    world.carry_out(&request(0, 3, 3), false, None);
+    world.carry_out(&Operation::Release { lease: 0, keep: 0 }, false, None);
+    world
+}
+
+#[test]
+fn a_write_says_what_it_relies_on() {
+    for kind in Kind::ALL {
+        let mut world = used(kind);
+        let view = world.look_at_all();
+        let begins = world.writes(&view, request(0, 3, 3));
+        assert!(!begins.is_of_record_only() && begins.concerns_waiters);
+        // Others of its owner would be admitted with it.
+        assert_eq!(begins.concerns_newcomers, kind == Kind::Reentrant);
+        // Nothing else shows that versions can be compared.
+        let checks =
+            |writing: &Writing| writing.ops.iter().filter(|op| matches!(op, Op::Check { .. })).count();
+        assert_eq!(checks(&begins), 1);
+        world.carry_out(&request(0, 3, 3), false, None);
+        let view = world.look_at_all();
+        let renews = world.writes(&view, Operation::Renew { lease: 0, seconds: 4 });
+        assert!(renews.is_of_record_only() && !renews.concerns_waiters && !renews.concerns_newcomers);
+        assert_eq!(checks(&renews), 1);
+        let ends = world.writes(&view, Operation::Release { lease: 0, keep: 0 });
+        assert!(!ends.is_of_record_only() && !ends.concerns_waiters && ends.concerns_newcomers);
+        // A hold whose node is gone has ended: it is not renewed.
+        let node = format!("{}/{}", world.path, view.children[0].node);
+        world.nodes.do_one(&Op::Delete { path: node, version: ANY }).unwrap();
+        assert_eq!(world.nodes.do_all(&renews.ops), Err(Code::NO_NODE));
+    }
+}
+
+#[test]
+fn a_request_joins_the_queue_first_if_others_always_come_first() {
+    for kind in Kind::ALL {
+        let mut world = used(kind);
+        let (view, request) = (world.look_at_all(), request(0, 3, 3));
+        let step = world.step(&view, &[request.clone()], &[], true);
+        assert!(matches!(&step, Step::Join(joins, prolonged) if joins.len() == 1 && prolonged.is_empty()));
+        // The same one twice needs one place.
+        let step = world.step(&view, &[request.clone(), request.clone()], &[], true);
+        assert!(matches!(&step, Step::Join(joins, _) if joins.len() == 1));
+        let unused = World::new(kind).look_at_all();
+        assert!(matches!(world.step(&unused, &[request], &[], true), Step::Write(_)));
+    }
+}
+
+#[test]
+fn a_repeated_request_prolongs_its_own_place() {
+    for kind in Kind::ALL {
+        let mut world = used(kind);
+        // Of one owner, and of another, if there are owners.
+        for (lease, permits) in [(0, 3), (1, 2), (2, 2)] {
+            world.carry_out(&request(lease, permits, 3), false, None);
+        }
+        let (view, again) = (world.look_at_all(), [request(1, 2, 4)]);
+        let own = world.nodes_of(&view, [1]);
+        let step = world.step(&view, &again, &[], false);
+        assert!(matches!(&step, Step::Join(joins, prolonged) if joins.is_empty() && *prolonged == own));
+        // Once.
+        let step = world.step(&view, &again, &[world.id(1)], false);
+        assert!(!matches!(step, Step::Join(..)), "{step:?}");
+        // What is not known of another one does not matter.
+        let mut view = world.look();
+        own.iter().for_each(|n| world.look_at(&mut view, *n));
+        let step = world.step(&view, &again, &[], false);
+        assert!(matches!(&step, Step::Join(_, prolonged) if *prolonged == own));
+    }
+}
+
+#[test]
+fn only_places_that_matter_are_looked_at() {
+    let mut world = used(Kind::Fair);
+    // The second one does not fit, and those behind it wait for it.
+    for (lease, permits) in [(0, 2), (1, 3), (2, 1)] {
+        world.carry_out(&request(lease, permits, 3), false, None);
+    }
+    let view = world.look();
+    let looks_at = |operation| match world.step(&view, &[operation], &[], false) {
+        Step::LookAt(children) => children,
+        other => panic!("{other:?}"),
+    };
+    assert_eq!(looks_at(Operation::Release { lease: 0, keep: 1 }), world.nodes_of(&view, [1]));
+    assert_eq!(looks_at(Operation::Inspect(0)), world.nodes_of(&view, [1, 2]));
+}
+
+impl World {
+    /// What is written when the queue is served by this client, and for whom of its own there are events.
+    fn serve(&mut self, lease: usize) -> (Vec<Op>, Vec<LeaseId>) {
+        let (view, key, path) = (self.look_at_all(), &self.site.resource.key, &self.path);
+        let client = Some(self.id(lease).client());
+        let changed = Changed::by_serving(key, &view, Stamp::new(NOW, NOW, 0), client);
+        let (session, is_crowded, must_write) = (SESSION, false, false);
+        let context = Context { path, client, session, fresh: &[], is_crowded, must_write };
+        let ops = match changed.step(&view, &context) {
+            Step::Write(writing) => writing.ops,
+            Step::Nothing => Vec::new(),
+            other => panic!("{other:?}"),
+        };
+        (ops, changed.own.iter().filter_map(Event::lease).collect())
+    }
+}
+
+fn marks(ops: &[Op]) -> Vec<Mark> {
+    let data = ops.iter().filter_map(|op| match op {
+        Op::Set { data, .. } => Some(data),
+        _ => None,
+    });
+    data.filter_map(|data| Mark::read(data)).collect()
+}
+
+#[test]
+fn others_of_an_owner_that_is_admitted_repeat_their_requests() {
+    let mut world = used(Kind::Reentrant);
+    // The first one has another owner than the others.
+    for (lease, permits) in [(0, 3), (1, 2), (2, 2)] {
+        world.carry_out(&request(lease, permits, 3), false, None);
+    }
+    let view = world.look();
+    let held = world.nodes_of(&view, [0])[0];
+    let node = format!("{}/{}", world.path, view.children[held].node);
+    world.nodes.do_one(&Op::Delete { path: node, version: ANY }).unwrap();
+    let (ops, own) = world.serve(1);
+    assert!(matches!(marks(&ops)[..], [Mark::AskAgain(_)]), "{ops:?}");
+    assert_eq!(own, [world.id(1)]);
+    let (ops, own) = world.serve(2);
+    assert!(matches!(marks(&ops)[..], [Mark::Granted(_)]), "{ops:?}");
+    assert_eq!(own, [world.id(2)]);
+}
+
+#[test]
+fn whoever_has_joined_while_its_owner_was_admitted_is_asked_once_to_repeat_its_request() {
+    let mut world = used(Kind::Reentrant);
+    world.carry_out(&request(1, 2, 3), false, None);
+    let late = Request::new(world.site.leases[2].clone(), Claim::Owner("owner 0".into()), SESSION);
+    world.nodes.do_one(&create(&world.path, &late, SESSION)).unwrap();
+    // Its client has asked itself.
+    assert_eq!(world.serve(2), (Vec::new(), Vec::new()));
+    let (ops, own) = world.serve(0);
+    assert!(matches!(marks(&ops)[..], [Mark::AskAgain(_)]), "{ops:?}");
+    assert_eq!(own, []);
+    world.nodes.do_all(&ops).unwrap();
+    assert_eq!(world.serve(0), (Vec::new(), Vec::new()));
+}
+
+#[test]
+fn a_node_ends_with_the_session_unless_that_might_end_before_the_lease() {
+    let world = World::new(Kind::Mutex);
+    for (ttl, mode) in [(SESSION, Mode::EphemeralSequential), (SESSION * 2, Mode::PersistentSequential)] {
+        let request = Request::new(world.site.leases[0].clone(), Claim::Sole, ttl);
+        assert!(matches!(create("/a", &request, SESSION), Op::Create { mode: of, .. } if of == mode));
     }
 }
