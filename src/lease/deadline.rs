@@ -187,6 +187,31 @@ mod tests {
     }
 
     #[test]
+    fn waiting_requests_are_repeated_at_shared_moments_within_a_third_of_their_ttl() {
+        let (start, ttl) = (Instant::now(), ms(1000));
+        let first = start + moment_within(start, ttl);
+        for n in 0..2000 {
+            let now = start + Duration::from_micros(n * 700);
+            let pause = moment_within(now, ttl);
+            assert!(pause <= ttl / 3 && pause > ttl / 3 - ttl / MOMENTS, "{pause:?}");
+            let moments = (now + pause).saturating_duration_since(first).as_nanos();
+            assert_eq!(moments % (ttl / MOMENTS).as_nanos(), 0);
+        }
+    }
+
+    #[test]
+    fn a_renewal_that_was_not_answered_is_repeated_after_a_quarter_of_its_period() {
+        let start = Instant::now();
+        let mut deadline = Deadline::new(terms(1000, 300, None), start, start);
+        assert_eq!(deadline.retry_at(start), start + ms(75));
+        assert_eq!(deadline.retry_at(start + ms(980)), deadline.ends());
+        deadline.cap(start + ms(500));
+        assert_eq!(deadline.ends(), start + ms(500));
+        deadline.cap(start + ms(600));
+        assert_eq!(deadline.ends(), start + ms(500));
+    }
+
+    #[test]
     fn a_lease_in_doubt_is_renewed_at_once_until_a_later_request_is_confirmed() {
         let start = Instant::now();
         for max_hold in [None, Some(500)] {

@@ -1050,6 +1050,7 @@ mod tests {
     use uuid::Uuid;
 
     use super::*;
+    use crate::StoreState;
     use crate::backend::{Kind, Queued as Place};
 
     const TTL: Duration = Duration::from_secs(10);
@@ -1448,5 +1449,158 @@ mod tests {
         assert!(lease.last_answer().is_err());
         now += Duration::from_millis(1);
         assert!(matches!(lease.answered(unanswered(), now, now), Outcome::Failed(_)));
+    }
+
+    /// A lease that was granted and taken up then.
+    fn taken_up(start: Instant) -> (Arc<Lease>, Hold) {
+        let lease = lease();
+        lease.answered(Ok(Answer::Granted(grant(42))), start, start);
+        let hold = lease.hand().unwrap();
+        hold.begin(start);
+        (lease, hold)
+    }
+
+    #[test]
+    fn a_lease_needs_the_keeper_until_its_end_is_dealt_with() {
+        let start = Instant::now();
+        let waiting = lease();
+        assert!(waiting.waits() && !waiting.needs_keeper() && waiting.ends().is_none());
+        let (lease, hold) = taken_up(start);
+        assert!(lease.needs_keeper() && !lease.waits() && !lease.is_released());
+        assert_eq!(lease.ends(), hold.ends());
+        assert!(!lease.is_filed());
+        lease.file();
+        assert!(lease.is_filed() && lease.unfile().is_some() && !lease.is_filed());
+        lease.lose(LossReason::Taken);
+        assert!(lease.needs_keeper() && lease.take_over(start), "it is to be released");
+        assert!(lease.claim_release());
+        assert!(!lease.needs_keeper() && !lease.take_over(start));
+        let (lease, _) = taken_up(start);
+        lease.end(false, start);
+        assert!(lease.is_released() && !lease.needs_keeper() && lease.ends().is_none());
+    }
+
+    #[test]
+    fn a_request_that_does_not_wait_is_answered_even_if_its_grant_is_as_good_as_over() {
+        let (lease, start) = (lease(), Instant::now());
+        let at_once =
+            Lease::new(Request { waits: false, ..lease.request.clone() }, Arc::clone(lease.terms()), None);
+        assert!(!at_once.waits());
+        let found = || Ok(Answer::Granted(grant(42).lasting(Duration::from_millis(1))));
+        assert!(matches!(at_once.answered(found(), start, start), Outcome::Granted));
+        assert_eq!(at_once.hand().unwrap().loss(start), Some(LossReason::Expired));
+        // Whoever waits asks again when it is over.
+        assert!(matches!(lease.answered(found(), start, start), Outcome::Queued));
+        assert_eq!(due(&lease), start + RETRY);
+    }
+
+    #[test]
+    fn the_keeper_sends_a_request_when_it_is_due_or_its_sender_is_gone() {
+        let (lease, start) = (lease(), Instant::now());
+        lease.leave_to_keeper(start);
+        assert_eq!(lease.step(List::Waiting, start), Step::Send);
+        lease.answered(Err(BackendError::Unanswered { source: "silence".into() }), start, start);
+        assert_eq!(due(&lease), start + RETRY);
+        lease.answered(queued(7), start, start);
+        assert_eq!(lease.step(List::Waiting, start), Step::Wait);
+        lease.ask_soon(start);
+        lease.start_asking();
+        assert_eq!(lease.step(List::Waiting, start), Step::Forget, "it is in flight");
+    }
+
+    #[test]
+    fn a_holder_without_an_expiry_is_known_from_the_last_answer() {
+        let (lease, now) = (lease(), Instant::now());
+        assert!(!lease.holder_never_expires());
+        for never in [true, false] {
+            let place = Place { holder_never_expires: never, ..Place::new(Ticket::new(7), None, None) };
+            lease.answered(Ok(Answer::Queued(place)), now, now);
+            assert_eq!(lease.holder_never_expires(), never);
+        }
+    }
+
+    #[test]
+    fn a_renewal_is_sent_when_it_is_due_or_a_little_earlier_with_others() {
+        let (lease, start) = (lease(), Instant::now());
+        lease.answered(Ok(Answer::Granted(grant(42))), start, start);
+        let (due, early) = (start + TTL / 3, TTL / 300);
+        assert_eq!((lease.may_renew(due), lease.step(List::Held, due)), (false, Step::Wait), "not taken up");
+        lease.hand().unwrap().begin(start);
+        assert!(!lease.may_renew(due - early - Duration::from_millis(1)));
+        assert!(lease.may_renew(due - early + Duration::from_millis(1)));
+        assert_eq!(lease.step(List::Held, due), Step::Send);
+        assert!(!lease.may_renew(due), "it is in flight");
+        // Its runtime has ended.
+        assert!(lease.take_over(due));
+        assert_eq!(lease.step(List::Held, due), Step::Send);
+    }
+
+    #[test]
+    fn a_lease_that_no_renewal_was_sent_for_has_expired() {
+        let start = Instant::now();
+        let (_, hold) = taken_up(start);
+        assert_eq!(hold.loss(hold.ends().unwrap()), Some(LossReason::Expired));
+    }
+
+    #[test]
+    fn a_released_lease_is_renewed_no_longer_than_releases_are_repeated() {
+        let start = Instant::now();
+        let (lease, hold) = taken_up(start);
+        let first_end = hold.ends().unwrap();
+        lease.end(true, start);
+        assert_eq!(lease.step(List::Held, first_end), Step::Forget);
+        // Found gone after its end: its release has nothing to explain.
+        lease.renewed(Ok(Renewal::Lost(LossReason::Expired)), start, first_end);
+        assert_eq!(lease.stop_renewing(), Some((first_end, false)));
+        let (lease, _) = taken_up(start);
+        lease.end(true, start);
+        for n in 1..20 {
+            lease.renewed(Ok(Renewal::Renewed), start + TTL / 2 * n, start + TTL / 2 * n);
+        }
+        assert_eq!(lease.stop_renewing(), Some((start + GIVE_UP_AFTER, false)));
+    }
+
+    #[test]
+    fn a_hold_that_was_passed_on_is_not_the_one_before_it() {
+        let (lease, now) = (lease(), Instant::now());
+        let many = Request { tokens: 16, ..lease.request.clone() };
+        let capped = Settings::new(TTL, TTL / 3, Some(TTL), false);
+        let lease = Lease::new(many, Arc::new(capped), None);
+        lease.answered(Ok(Answer::Granted(grant(42))), now, now);
+        let first = lease.hand().unwrap();
+        assert!(matches!(first.source, Source::Store));
+        first.begin(now);
+        let second = lease.pass_on(now).unwrap();
+        assert!(
+            second.begin(now).is_some(),
+            "its maximum hold time begins, so something is due at another time"
+        );
+        assert!(first.ends().is_none() && second.ends().is_some());
+        assert!(matches!(lease.enter(now).unwrap().source, Source::Client));
+        lease.lose(LossReason::Taken);
+        let observers = Arc::new(Observers::new("a store"));
+        observers.add(Arc::new(|_: &Event<'_>| ()), StoreState::of(Vec::new()));
+        let audience = observers.audience().unwrap();
+        assert_eq!(first.observe(&observers, audience, None), None);
+        assert_eq!(second.observe(&observers, audience, None), Some(LossReason::Taken));
+    }
+
+    #[test]
+    fn permits_are_counted_from_guard_to_guard_under_the_limit_reported_last() {
+        let now = Instant::now();
+        let asked = LeaseRef::new(LeaseId::next(Uuid::nil()), Resource::new("semaphore:a", Kind::Fair));
+        let (stated, reported) = (Limit::stated(5), Limit::new(7, 1));
+        let request = Request::new(asked, Claim::Permits(3, stated), TTL).waiting();
+        let lease = Lease::new(request, Arc::new(Settings::new(TTL, TTL / 3, None, false)), None);
+        assert!(
+            lease.limit().is_none() && matches!(lease.claim(), Claim::Permits(3, limit) if limit == stated)
+        );
+        lease.answered(Ok(Answer::Granted(Grant::new(FencingToken::new(42), Some(reported)))), now, now);
+        assert!(matches!(lease.claim(), Claim::Permits(3, limit) if limit == reported));
+        let hold = lease.hand().unwrap();
+        hold.begin(now);
+        hold.split();
+        assert_eq!(lease.leave(hold.token, 1, now), Ok(Some(2)));
+        assert_eq!(lease.leave(hold.token, 2, now), Ok(Some(0)));
     }
 }
