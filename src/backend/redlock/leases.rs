@@ -41,6 +41,9 @@ pub(super) struct Entry {
     pub(super) request: Arc<Request>,
     /// The token, while a majority is known to hold the lease.
     pub(super) token: Option<FencingToken>,
+    /// When what was granted under this token ends unless it is renewed. Until then other requests, which were under way
+    /// when it was granted, change nothing: the client holds the lease.
+    held_until: Instant,
     pub(super) nodes: SmallVec<[NodeEntry; USUAL]>,
     /// The ticket of its places, as reported to the client.
     ticket: Option<Ticket>,
@@ -116,6 +119,7 @@ impl Leases {
         let entry = leases.entry(id.sequence()).or_insert_with(|| Entry {
             request: Arc::new(make()),
             token: None,
+            held_until: Instant::now(),
             nodes: smallvec::smallvec![NodeEntry::default(); nodes],
             ticket: None,
             asking: 0,
@@ -243,11 +247,12 @@ impl Entry {
         true
     }
 
-    /// These nodes have granted it. `false` if so many of those grants are being ended, or have been, that the others
-    /// are no majority.
+    /// These nodes have granted it under this token, until then. `false` if so many of those grants are being ended, or
+    /// have been, that the others are no majority.
     pub(super) fn hold(
         &mut self,
         token: FencingToken,
+        until: Instant,
         granted_by: impl Iterator<Item = usize>,
         withdrawals: &Withdrawals,
     ) -> bool {
@@ -256,8 +261,19 @@ impl Entry {
             node.withdrawals == withdrawals[*n] && !node.is_withdrawing()
         };
         let holds = granted_by.filter(lasts).count() >= majority(self.nodes.len());
-        self.token = holds.then_some(token);
+        if holds {
+            (self.token, self.held_until) = (Some(token), until);
+        }
         holds
+    }
+
+    fn is_held(&self) -> bool {
+        self.token.is_some() && Instant::now() < self.held_until
+    }
+
+    /// A request was not granted.
+    pub(super) fn not_granted(&mut self) {
+        self.token = self.token.filter(|_| self.is_held());
     }
 
     /// Takes note of a grant that a node has pushed.
@@ -305,9 +321,12 @@ impl Entry {
         self.asking == 0 && self.token.is_none()
     }
 
-    /// The nodes whose grants are given up from here on.
+    /// The nodes whose grants are given up from here on; none if the client holds the lease.
     pub(super) fn withdraw(&mut self, which: impl Fn(usize, &NodeEntry) -> bool) -> SmallVec<[usize; USUAL]> {
         let mut nodes = SmallVec::new();
+        if self.is_held() {
+            return nodes;
+        }
         let end = Instant::now() + self.request.ttl;
         for (n, node) in self.nodes.iter_mut().enumerate() {
             if !node.is_withdrawing() && which(n, node) {

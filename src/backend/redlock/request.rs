@@ -11,7 +11,7 @@ use tokio::task::JoinHandle;
 use tokio::time::{Instant, sleep, timeout};
 
 use super::TOKENS_PER_GRANT;
-use super::leases::{FollowUp, Withdrawals};
+use super::leases::{Entry, FollowUp, Withdrawals};
 use super::quorum::Quorum;
 use super::round::Round;
 use super::votes::{Decision, Votes};
@@ -176,12 +176,13 @@ impl Quorum {
         let id = ballot.asked.lease.id;
         let granted = self.grant(&mut ballot, ttl).await.and_then(|grant| {
             let granted_by = ballot.votes.grants().map(|(n, _)| n);
+            let until = grant.remaining.map_or(ballot.sent + ttl, |left| Instant::now() + left);
             let holds =
-                self.leases.with(id, |entry| entry.hold(grant.token, granted_by, &ballot.withdrawals));
+                self.leases.with(id, |entry| entry.hold(grant.token, until, granted_by, &ballot.withdrawals));
             if holds == Some(true) { Ok(grant) } else { Err(withdrawing()) }
         });
         if granted.is_err() {
-            self.leases.with(id, |entry| entry.token = None);
+            self.leases.with(id, Entry::not_granted);
         }
         self.finish(ballot);
         if granted.is_err() {
@@ -193,7 +194,7 @@ impl Quorum {
     /// The place of a request that waits. `None` if its lease was released in the meantime.
     fn queued(self: &Arc<Self>, ballot: Ballot) -> Option<(Queued, FollowUp)> {
         let queued = self.leases.with(ballot.asked.lease.id, |entry| {
-            entry.token = None;
+            entry.not_granted();
             let ticket = entry.ticket(ballot.votes.places());
             (Queued::new(ticket, ballot.votes.ask_again_in(), None), entry.next())
         });
@@ -204,7 +205,7 @@ impl Quorum {
     fn failed(self: &Arc<Self>, mut ballot: Ballot) -> BackendError {
         let error = ballot.votes.error(|node| self.store_of(node));
         let (id, waits) = (ballot.asked.lease.id, ballot.asked.waits);
-        self.leases.with(id, |entry| entry.token = None);
+        self.leases.with(id, Entry::not_granted);
         self.finish(ballot);
         // A request that waits keeps its places: it is repeated.
         self.withdraw(id, |granted| granted || !waits);
@@ -380,6 +381,7 @@ impl Quorum {
     #[cfg(test)]
     pub(super) fn withdraw_for_test(self: &Arc<Self>, request: &Request, nodes: &[usize]) {
         let withdrawn = self.leases.with(request.lease.id, |entry| {
+            entry.token = None;
             (entry.withdraw(|n, _| nodes.contains(&n)), Arc::clone(&entry.request))
         });
         let (nodes, request) = withdrawn.unwrap();

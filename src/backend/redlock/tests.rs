@@ -31,6 +31,8 @@ enum Hangs {
     Requests,
     /// Requests are executed, but answered later.
     Answers,
+    /// The same for requests of before. Later ones are answered.
+    EarlierAnswers,
     Releases,
     Everything,
 }
@@ -54,7 +56,9 @@ impl Node for Hanging {
         async move {
             self.unless(Hangs::Requests).await;
             let answer = self.node.request_from(request, proposed).await;
-            self.unless(Hangs::Answers).await;
+            if *self.hangs.borrow() == Hangs::Answers {
+                let _ = self.hangs.clone().wait_for(|hangs| *hangs == Hangs::Nothing).await;
+            }
             answer
         }
         .boxed()
@@ -316,6 +320,46 @@ async fn a_grant_that_was_released_before_its_answer_arrived_does_not_count() {
     assert!(client.grant(&request).await.token > token);
     assert_eq!(client.release(&request).await.unwrap(), Released::Held);
     stores.left_empty().await;
+}
+
+/// The engine may have two requests for a lease under way.
+#[tokio::test(start_paused = true)]
+async fn a_lease_that_is_held_is_not_given_up_because_another_request_for_it_is_not_granted() {
+    let all = [0, 1, 2, 3, 4];
+    // Time passes for the other request, or it is told of the place that the lease had before.
+    for fails in [true, false] {
+        let stores = Stores::new(5);
+        let (client, other) = (stores.client(), stores.client());
+        let before = other.new_request();
+        if !fails {
+            other.grant(&before).await;
+        }
+        let request = Request { waits: true, ..client.new_request() };
+        client.set(&all, Hangs::Answers);
+        let meanwhile = async {
+            sleep(Duration::from_millis(20)).await;
+            if !fails {
+                assert_eq!(other.release(&before).await.unwrap(), Released::Held);
+            }
+            client.set(&all, Hangs::EarlierAnswers);
+            let grant = client.grant(&request).await;
+            sleep(Duration::from_millis(if fails { 200 } else { 20 })).await;
+            client.set(&all, Hangs::Nothing);
+            grant.token
+        };
+        let (answer, token) = join(client.ask(&request), meanwhile).await;
+        match answer {
+            Err(_) => assert!(fails),
+            Ok(answer) => assert!(matches!(answer, Answer::Queued(_)) && !fails, "{answer:?}"),
+        }
+        sleep(Duration::from_millis(200)).await;
+        let next = Request { waits: false, ..other.new_request() };
+        assert!(matches!(other.ask(&next).await, Ok(Answer::Busy { .. })), "fails: {fails}");
+        let held = client.backend.quorum.leases.with(request.lease.id, |entry| entry.token);
+        assert_eq!(held, Some(Some(token)));
+        assert_eq!(client.release(&request).await.unwrap(), Released::Held);
+        stores.left_empty().await;
+    }
 }
 
 #[tokio::test(start_paused = true)]
