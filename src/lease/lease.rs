@@ -1129,6 +1129,25 @@ mod tests {
     }
 
     #[test]
+    fn of_answers_that_arrive_in_any_order_the_newest_place_and_its_last_request_count() {
+        let (start, later) = (Instant::now(), Instant::now() + TTL / 4);
+        // The ticket and the time of the request of each answer, and what is accepted in the end.
+        for (answers, ticket, from) in [
+            ([(8, start), (7, later)], 8, start),
+            ([(7, later), (7, start)], 7, later),
+            ([(7, start), (7, later)], 7, later),
+            ([(7, later), (8, start)], 8, start),
+        ] {
+            let lease = lease();
+            for (ticket, sent) in answers {
+                lease.answered(queued(ticket), sent, later);
+            }
+            assert_eq!(pushed(&lease, ticket, 42, later), PushOutcome::Granted, "{answers:?}");
+            assert_eq!(ends(&lease), Some(from + TTL - margin(TTL)), "{answers:?}");
+        }
+    }
+
+    #[test]
     fn a_grant_of_an_earlier_place_is_not_accepted_and_the_request_is_repeated() {
         let (lease, start) = (lease(), Instant::now());
         lease.answered(queued(7), start, start);
