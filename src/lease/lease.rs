@@ -1245,8 +1245,12 @@ mod tests {
         let second = lease.pass_on(now).unwrap();
         second.begin(now);
         assert_eq!(second.token.get(), 43);
-        lease.lose(LossReason::Taken);
-        assert_eq!((first.loss(now), second.loss(now)), (None, Some(LossReason::Taken)));
+        lease.renewed(Err(BackendError::Unanswered { source: "silence".into() }), now, now);
+        lease.lose(LossReason::StoreUnreachable);
+        assert_eq!((first.loss(now), second.loss(now)), (None, Some(LossReason::StoreUnreachable)));
+        let explained =
+            |hold: &Hold| hold.loss_error(LossReason::StoreUnreachable).to_string().contains("silence");
+        assert_eq!((explained(&first), explained(&second)), (false, true));
     }
 
     #[test]
