@@ -329,7 +329,7 @@ mod tests {
         patience.spend(Duration::ZERO, true);
         assert!(patience.left() < DROPS_WAIT / 2);
         patience.since -= DROPS_WAIT * 5;
-        assert!(patience.left() >= DROPS_WAIT / 2);
+        assert!(patience.left() >= DROPS_WAIT / 2 && patience.left() < DROPS_WAIT);
         patience.since -= DROPS_WAIT * 100;
         assert_eq!(patience.left(), DROPS_WAIT);
     }
@@ -360,6 +360,37 @@ mod tests {
         let other = queue.pop().unwrap();
         assert!(!queue.is_any_unsent(2, 9));
         queue.finish(other);
+    }
+
+    #[tokio::test]
+    async fn what_waits_and_what_was_sent_is_counted() {
+        let queue = ReleaseQueue::default();
+        assert_eq!((queue.next_number(), queue.sent(), queue.is_any_waiting()), (0, 0, false));
+        for _ in 0..3 {
+            queue.push(orphan());
+        }
+        assert_eq!((queue.next_number(), queue.sent(), queue.is_any_waiting()), (3, 0, true));
+        let first = queue.pop().unwrap();
+        assert_eq!(queue.sent(), 1);
+        let others = queue.take_pending();
+        assert_eq!((others.len(), queue.is_any_waiting(), queue.unfinished()), (2, false, 3));
+        for other in others {
+            queue.finish(queue.until_finished(other));
+        }
+        drop(first);
+        queue.finish(queue.pop().unwrap());
+        assert_eq!((queue.sent(), queue.unfinished()), (2, 0));
+    }
+
+    #[tokio::test]
+    async fn whoever_waits_for_all_releases_looks_again_when_something_else_has_changed() {
+        let (queue, is_done) = (ReleaseQueue::default(), std::sync::atomic::AtomicBool::new(false));
+        let mut drained = pin!(queue.drained(|| is_done.load(std::sync::atomic::Ordering::Relaxed)));
+        assert!(poll!(&mut drained).is_pending());
+        is_done.store(true, std::sync::atomic::Ordering::Relaxed);
+        assert!(poll!(&mut drained).is_pending(), "nobody has told it");
+        queue.recheck();
+        assert!(poll!(&mut drained).is_ready());
     }
 
     #[tokio::test]

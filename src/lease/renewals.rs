@@ -86,3 +86,32 @@ impl Keeper {
         self.schedule.wake(List::Held);
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use uuid::Uuid;
+
+    use super::*;
+    use crate::backend::{Claim, Kind, LeaseId, LeaseRef, Request, Resource};
+    use crate::options::Settings;
+
+    #[test]
+    fn the_more_renewals_wait_the_more_are_in_flight() {
+        let ttl = std::time::Duration::from_secs(1);
+        let asked = LeaseRef::new(LeaseId::next(Uuid::nil()), Resource::new("a", Kind::Mutex));
+        let terms = Arc::new(Settings::new(ttl, ttl / 3, None, false));
+        let lease = Lease::new(Request::new(asked, Claim::Sole, ttl), terms, None);
+        let next = |waiting: usize, in_flight| {
+            let mut all = (0..waiting).map(|_| Arc::clone(&lease)).collect();
+            next_together(&mut all, in_flight).map(|leases| (leases.len(), all.len()))
+        };
+        assert_eq!(next(0, 0), None);
+        assert_eq!(next(1, IN_FLIGHT - 1), Some((1, 0)));
+        assert_eq!(next(TOGETHER + 1, 0), Some((TOGETHER, 1)));
+        assert_eq!(next(1, IN_FLIGHT), None);
+        let many = WAITING_PER_IN_FLIGHT * 100;
+        assert_eq!((next(many, 99), next(many, 100)), (Some((TOGETHER, many - TOGETHER)), None));
+        let most = WAITING_PER_IN_FLIGHT * MAX_IN_FLIGHT * 2;
+        assert_eq!((next(most, MAX_IN_FLIGHT - 1).is_some(), next(most, MAX_IN_FLIGHT)), (true, None));
+    }
+}
