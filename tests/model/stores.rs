@@ -38,6 +38,12 @@ pub(crate) trait Store {
         true
     }
 
+    /// Whether holders of other clients are told that they should ask again, and learn from the answer that their lease was
+    /// released by force.
+    fn asks_holders(&self) -> bool {
+        false
+    }
+
     /// Whether a release may be answered before the queue has been served: whoever lives and waits is then sent an
     /// event, but nothing tells when a waiter was served whose client has died.
     fn serves_later(&self) -> bool {
@@ -310,6 +316,11 @@ mod zookeeper {
 
         fn runtime(&self) -> &Runtime {
             &self.runtime
+        }
+
+        /// They see that their node is gone.
+        fn asks_holders(&self) -> bool {
+            true
         }
 
         /// A client that remembers a record looks for waiters once it has written it.

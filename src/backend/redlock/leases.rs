@@ -2,8 +2,9 @@
 //!
 //! Only hints follow from it: a lease is held if a majority says so in answer to a request. The exceptions are
 //! withdrawals: while a node is asked to end its part of a grant that no majority has made, its answers about that
-//! lease do not count, nor do those to requests that were sent before, whenever they arrive. (The engine may have two
-//! requests for a lease under way, of which one fails.)
+//! lease do not count, nor do those to requests that were sent before, whenever they arrive. And once the client has been
+//! told that it holds the lease, nothing is withdrawn because another request was not granted. (The engine may have two
+//! requests for a lease under way.)
 
 use std::pin::pin;
 use std::sync::Arc;
