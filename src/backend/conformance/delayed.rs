@@ -106,8 +106,15 @@ impl Backend for Delayed {
     }
 
     fn request<'a>(&'a self, request: &'a Request) -> BoxFuture<'a, Result<Answer, BackendError>> {
-        let answer = self.pass().then(|()| self.store.request(request));
-        answer.inspect(|_| self.answered.send_modify(|()| {})).boxed()
+        let answer = async move {
+            self.pass().await;
+            let answer = self.store.request(request).await;
+            // It may have been on its way when everything was held back: the grant in its answer must not arrive.
+            self.pass().await;
+            self.answered.send_modify(|()| {});
+            answer
+        };
+        answer.boxed()
     }
 
     fn renew<'a>(&'a self, renewals: &'a [Renew]) -> BoxStream<'a, Answered> {
