@@ -323,7 +323,7 @@ fn a_request_joins_the_queue_first_if_others_always_come_first() {
     for kind in Kind::ALL {
         let mut world = used(kind);
         let (view, request) = (world.look_at_all(), request(0, 3, 3));
-        let step = world.step(&view, &[request.clone()], &[], true);
+        let step = world.step(&view, std::slice::from_ref(&request), &[], true);
         assert!(matches!(&step, Step::Join(joins, prolonged) if joins.len() == 1 && prolonged.is_empty()));
         // The same one twice needs one place.
         let step = world.step(&view, &[request.clone(), request.clone()], &[], true);
