@@ -397,14 +397,10 @@ fn a_request_and_a_release_that_are_planned_together_overtake_nobody() {
         let (mine, theirs): (Vec<_>, Vec<_>) =
             (0..world.site.leases.len()).partition(|lease| client(&world, *lease) == client(&world, 0));
         let [held, late] = mine[..2] else { panic!("{mine:?}") };
-        let request = |lease| Operation::Request { lease, waits: true, permits: 3, tokens: 1, seconds: 3 };
         world.carry_out(&request(held), Between::Nothing);
         world.carry_out(&request(theirs[0]), Between::Nothing);
-        let (view, outcome) = (world.look(), RefCell::default());
-        let changes = [request(late), Operation::Release { lease: held, keep: 0 }];
-        let changes = changes.each_ref().map(|operation| world.site.change(operation, &outcome));
-        let together = |ledger: &mut Ledger, stamp| changes.iter().map(|run| run(ledger, stamp)).collect();
-        let plan = Plan::of(&view, &BTreeSet::new(), &world.leases, together).unwrap();
+        let together = [request(late), Operation::Release { lease: held, keep: 0 }];
+        let plan = plan(&world, &world.look(), &together);
         let id = |lease: usize| world.site.leases[lease].id;
         let joins: Vec<_> = plan.joins.iter().map(|(lease, _)| *lease).collect();
         let granted: Vec<_> = plan.updated.iter().map(|(lease, _)| *lease).collect();
