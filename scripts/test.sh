@@ -105,7 +105,7 @@ fi
 # shellcheck source=scripts/lanes.sh
 source scripts/lanes.sh
 
-# Makes the configurations share what they compile.
+# Makes the configurations share what they compile (scripts/shared_features.sh).
 shared=(-p leasehold-dependencies)
 
 # What uses Redis through fred. It runs as the user of docs/stores/acl.md, who may do less than the default user: so do the clients of the processes
@@ -114,9 +114,12 @@ over_fred=(acl batch_redis blocking cancellation cluster credentials error_texts
     mutex_redis processes redlock redlock_contract reentrant_processes reentrant_redis renewals_redis replicas runtimes semaphore_processes
     semaphore_redis sentinel stalls stalls_soak store_state store_tracing tower)
 
+# First, because they run while the others are built. (The benches have features of fred that the others then share.)
+configuration "Redis, all features" "${shared[@]}" -p leasehold-benches -p leasehold --all-features "${over_fred[@]/#/--test=}"
+programs LEASEHOLD_TEST_ACL=1
+
 # Unit, integration, documentation and model tests, those of the examples, and one short round of each bench.
 configuration "all features" --workspace --all-features --all-targets
-programs LEASEHOLD_TEST_ACL=1 "${over_fred[@]}"
 programs all but "${over_fred[@]}"
 documentation
 
