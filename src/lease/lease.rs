@@ -1045,6 +1045,27 @@ impl Hold {
     }
 }
 
+/// For unit tests.
+#[cfg(test)]
+impl Lease {
+    /// A lease of a mutex that waits, for which no request was sent yet.
+    pub(super) fn of_mutex(ttl: Duration) -> Arc<Self> {
+        let asked =
+            LeaseRef::new(LeaseId::next(uuid::Uuid::nil()), Resource::new("lock:a", crate::backend::Kind::Mutex));
+        let terms = Settings::new(ttl, ttl / 3, None, false);
+        Self::new(Request::new(asked, Claim::Sole, ttl).waiting(), Arc::new(terms), None)
+    }
+
+    /// One that was granted under this token and taken up at `now`.
+    pub(super) fn taken_up(ttl: Duration, token: u64, now: Instant) -> (Arc<Self>, Hold) {
+        let lease = Self::of_mutex(ttl);
+        lease.answered(Ok(Answer::Granted(Grant::new(FencingToken::new(token), None))), now, now);
+        let hold = lease.hand().expect("granted");
+        hold.begin(now);
+        (lease, hold)
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use uuid::Uuid;
@@ -1056,9 +1077,7 @@ mod tests {
     const TTL: Duration = Duration::from_secs(10);
 
     fn lease() -> Arc<Lease> {
-        let asked = LeaseRef::new(LeaseId::next(Uuid::nil()), Resource::new("lock:a", Kind::Mutex));
-        let terms = Settings::new(TTL, TTL / 3, None, false);
-        Lease::new(Request::new(asked, Claim::Sole, TTL).waiting(), Arc::new(terms), None)
+        Lease::of_mutex(TTL)
     }
 
     fn queued(ticket: u64) -> Result<Answer, BackendError> {
@@ -1476,11 +1495,7 @@ mod tests {
 
     /// A lease that was granted and taken up then.
     fn taken_up(start: Instant) -> (Arc<Lease>, Hold) {
-        let lease = lease();
-        lease.answered(Ok(Answer::Granted(grant(42))), start, start);
-        let hold = lease.hand().unwrap();
-        hold.begin(start);
-        (lease, hold)
+        Lease::taken_up(TTL, 42, start)
     }
 
     #[test]

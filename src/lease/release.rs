@@ -488,3 +488,37 @@ fn lost_before(released: Released, ends: Instant, is_gone_in_time: bool) -> Opti
         Released::Queued | Released::Absent => Some(LossReason::Expired),
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const HOUR: Duration = Duration::from_secs(3600);
+
+    #[test]
+    fn what_a_release_found_says_whether_the_lease_had_been_lost() {
+        let now = Instant::now();
+        let (past, future) = (now, now + HOUR);
+        for (found, ends, is_gone_in_time, reason) in [
+            (Released::Held, past, false, None),
+            (Released::Unknown, future, false, None),
+            (Released::Unknown, past, true, None),
+            (Released::Unknown, past, false, Some(LossReason::StoreUnreachable)),
+            (Released::Revoked, future, false, Some(LossReason::Revoked)),
+            (Released::Taken, future, false, Some(LossReason::Taken)),
+            (Released::Absent, future, false, Some(LossReason::Missing)),
+            (Released::Queued, past, true, Some(LossReason::Missing)),
+            (Released::Absent, past, false, Some(LossReason::Expired)),
+            (Released::Queued, past, false, Some(LossReason::Expired)),
+        ] {
+            assert_eq!(lost_before(found, ends, is_gone_in_time), reason, "{found:?}, {is_gone_in_time}");
+        }
+    }
+
+    #[test]
+    fn a_release_is_not_repeated_that_can_never_be_confirmed() {
+        assert!(!may_succeed(&BackendError::Closed));
+        assert!(may_succeed(&BackendError::Unanswered { source: "a time limit".into() }));
+        assert!(may_succeed(&BackendError::Refused { source: "read-only".into() }));
+    }
+}

@@ -89,18 +89,13 @@ impl Keeper {
 
 #[cfg(test)]
 mod tests {
-    use uuid::Uuid;
+    use std::time::Duration;
 
     use super::*;
-    use crate::backend::{Claim, Kind, LeaseId, LeaseRef, Request, Resource};
-    use crate::options::Settings;
 
     #[test]
     fn the_more_renewals_wait_the_more_are_in_flight() {
-        let ttl = std::time::Duration::from_secs(1);
-        let asked = LeaseRef::new(LeaseId::next(Uuid::nil()), Resource::new("a", Kind::Mutex));
-        let terms = Arc::new(Settings::new(ttl, ttl / 3, None, false));
-        let lease = Lease::new(Request::new(asked, Claim::Sole, ttl), terms, None);
+        let lease = Lease::of_mutex(Duration::from_secs(1));
         let next = |waiting: usize, in_flight| {
             let mut all = (0..waiting).map(|_| Arc::clone(&lease)).collect();
             next_together(&mut all, in_flight).map(|leases| (leases.len(), all.len()))

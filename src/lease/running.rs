@@ -85,4 +85,17 @@ mod tests {
         assert!(running.take_over() && !running.take_over());
         assert!(!running.were_dropped(second), "they are missed once");
     }
+
+    #[test]
+    fn tasks_that_have_ended_are_taken_over_once_unless_others_have_begun() {
+        let running = Running::default();
+        running.have_ended();
+        assert!(running.take_over() && !running.take_over());
+        running.have_ended();
+        running.begin();
+        assert!(!running.take_over());
+        let first = running.give_up();
+        assert!(running.were_dropped(first));
+        assert!(running.give_up() > first, "no task has the number of another");
+    }
 }

@@ -198,3 +198,129 @@ fn unfile(lists: &mut [Due; 2], filed: Option<Entry>, lease: &Lease) {
 fn address(lease: &Lease) -> usize {
     ptr::from_ref(lease).addr()
 }
+
+#[cfg(test)]
+mod tests {
+    use futures::FutureExt;
+
+    use super::*;
+
+    const TTL: Duration = Duration::from_secs(10);
+
+    /// What is due after all that is filed here.
+    fn late(start: Instant) -> Instant {
+        start + TTL * 2
+    }
+
+    fn held(start: Instant) -> Arc<Lease> {
+        Lease::taken_up(TTL, 42, start).0
+    }
+
+    fn is_woken(schedule: &Schedule) -> bool {
+        schedule.rescheduled(List::Held).notified().now_or_never().is_some()
+    }
+
+    #[test]
+    fn a_lease_that_is_forgotten_is_not_due_any_more() {
+        let (schedule, start) = (Schedule::default(), Instant::now());
+        let [kept, forgotten] = [held(start), held(start)];
+        schedule.file([Arc::clone(&kept), Arc::clone(&forgotten)]);
+        schedule.forget(&forgotten);
+        assert!(!forgotten.is_filed());
+        let due = schedule.take_due(List::Held, late(start));
+        assert!(due.len() == 1 && Arc::ptr_eq(&due[0], &kept) && !kept.is_filed());
+    }
+
+    #[test]
+    fn a_lease_that_is_filed_again_is_due_once() {
+        let (schedule, start) = (Schedule::default(), Instant::now());
+        let lease = Lease::of_mutex(TTL);
+        for ask_at in [start + TTL, start + TTL / 2] {
+            lease.ask_soon(ask_at);
+            schedule.file([Arc::clone(&lease)]);
+        }
+        assert_eq!(schedule.take_due(List::Waiting, late(start)).len(), 1);
+        assert_eq!(schedule.take_due(List::Waiting, late(start)).len(), 0);
+    }
+
+    #[test]
+    fn a_task_is_woken_for_what_is_due_before_its_alarm_and_for_nothing_else() {
+        let (schedule, start) = (Schedule::default(), Instant::now());
+        schedule.file([held(start)]);
+        assert!(!is_woken(&schedule), "no task waits");
+        let alarm = schedule.set_alarm(List::Held);
+        assert!(alarm > start && alarm < start + TTL);
+        schedule.file([held(start + TTL)]);
+        assert!(!is_woken(&schedule), "it is due later");
+        let [taken_up, sooner] = [held(start), held(start)];
+        schedule.file_taken_up(&taken_up, late(start), start + TTL);
+        assert!(!is_woken(&schedule), "recent ones are filed later");
+        schedule.file_taken_up(&sooner, start + RECENT / 2, start);
+        assert!(sooner.is_filed() && !taken_up.is_filed(), "it would be late");
+    }
+
+    #[test]
+    fn a_lease_that_was_taken_up_is_filed_a_little_later_and_with_those_before_it() {
+        let (schedule, start) = (Schedule::default(), Instant::now());
+        schedule.set_alarm(List::Held);
+        let [first, second] = [held(start), held(start)];
+        schedule.file_taken_up(&first, start + RECENT, start);
+        assert!(is_woken(&schedule));
+        schedule.file_taken_up(&second, start + TTL, start + RECENT / 2);
+        assert!(!is_woken(&schedule), "it is filed with the first one");
+        assert_eq!(schedule.set_alarm(List::Held), start + RECENT);
+        assert!(schedule.take_due(List::Held, start + RECENT / 2).is_empty());
+        assert!(!first.is_filed() && !second.is_filed());
+        assert!(schedule.take_due(List::Held, start + RECENT).is_empty(), "nothing is due for them");
+        assert!(first.is_filed() && second.is_filed());
+    }
+
+    #[test]
+    fn the_last_renewals_are_joined_by_others_and_each_request_is_full_at_most() {
+        for (due, early, taken) in
+            [(1, TOGETHER, TOGETHER), (TOGETHER, 1, TOGETHER), (TOGETHER + 1, TOGETHER, 2 * TOGETHER), (0, 1, 0)]
+        {
+            let (schedule, start) = (Schedule::default(), Instant::now());
+            let soon = TTL / 1000;
+            schedule.file((0..due).map(|_| held(start)));
+            schedule.file((0..early).map(|_| held(start + soon)));
+            let now = if due > 0 { schedule.set_alarm(List::Held) } else { start };
+            assert_eq!(schedule.take_due(List::Held, now).len(), taken, "{due} are due, {early} a little later");
+        }
+    }
+
+    #[test]
+    fn what_was_taken_up_and_has_ended_is_dropped_when_there_is_much_of_it() {
+        let (schedule, start) = (Schedule::default(), Instant::now());
+        let recent = |number: usize, ended: bool| {
+            for _ in 0..number {
+                let (lease, _hold) = Lease::taken_up(TTL, 42, start);
+                if ended {
+                    lease.end(false, start);
+                }
+                schedule.file_taken_up(&lease, start + TTL, start);
+            }
+            schedule.due.lock()[List::Held as usize].recent.len()
+        };
+        assert_eq!(recent(MANY, true), MANY);
+        assert_eq!(recent(MANY, false), MANY, "the ended ones were dropped");
+        assert_eq!(recent(MANY, true), MANY * 2);
+        assert_eq!(recent(1, true), MANY + 1);
+        let due = &schedule.due.lock()[List::Held as usize];
+        assert_eq!(due.prune_recent_at, MANY * 2, "twice as many as were kept");
+    }
+
+    #[test]
+    fn a_list_that_is_cleared_keeps_no_lease_and_no_alarm() {
+        let (schedule, start) = (Schedule::default(), Instant::now());
+        let lease = held(start);
+        schedule.file([Arc::clone(&lease)]);
+        let before = schedule.rescheduled(List::Held);
+        schedule.set_alarm(List::Held);
+        schedule.clear(List::Held);
+        assert!(!lease.is_filed() && Arc::strong_count(&lease) == 1);
+        assert!(schedule.take_due(List::Held, late(start)).is_empty());
+        schedule.file([lease]);
+        assert!(before.notified().now_or_never().is_none(), "it is that of an earlier task");
+    }
+}
