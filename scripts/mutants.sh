@@ -20,7 +20,7 @@ for file in "${files[@]}"; do
     chosen+=(--file "$file")
 done
 tests=(--lib)
-for test in closing_memory handover_memory holders mutex_memory observer reentrant_memory renewals_memory semaphore_memory store_faults_memory; do
+for test in closing_memory handover_memory releases_memory holders mutex_memory observer reentrant_memory renewals_memory semaphore_memory store_faults_memory; do
     tests+=(--test "$test")
 done
 # What is compiled only for tests of other kinds cannot be noticed by these.

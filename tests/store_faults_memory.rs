@@ -578,3 +578,31 @@ async fn a_late_request_of_a_lease_that_was_handed_over_takes_nothing_for_longer
         }
     }
 }
+
+/// The answers to its requests arrive when the leases that they grant have ended.
+#[derive(Debug, Default)]
+struct Late(AtomicUsize);
+
+impl Intercept for Arc<Late> {
+    fn request<'a>(&'a self, store: &'a MemoryBackend, request: &'a Request) -> Reply<'a, Answer> {
+        async move {
+            self.0.fetch_add(1, Ordering::Relaxed);
+            let answer = store.request(request).await;
+            sleep(TTL + SECOND).await;
+            answer
+        }
+        .boxed()
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_call_whose_grants_all_arrive_too_late_is_given_up_after_the_fourth() {
+    let (store, late) = (MemoryBackend::new(), Arc::new(Late::default()));
+    let client = Client::with_backend(Intercepted::new(&store, Arc::clone(&late)));
+    let outcome = within(TTL * 20, mutex(&client).try_lock()).await;
+    assert!(matches!(outcome, Err(Error::Lost { .. })), "{outcome:?}");
+    assert_eq!(late.0.load(Ordering::Relaxed), 4);
+    client.shutdown().await.expect("what was granted is released");
+    let other = mutex(&Client::with_backend(Arc::new(store.peer())));
+    assert_eq!(other.inspect().await.expect("it answers").holders, []);
+}

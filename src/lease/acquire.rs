@@ -605,3 +605,22 @@ async fn until(deadline: Option<Instant>) {
         None => pending().await,
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test(start_paused = true)]
+    async fn a_request_has_time_for_an_answer_however_short_the_time_limit_is() {
+        let now = Instant::now();
+        for (limit, latest) in
+            [(Duration::ZERO, ROUND_TRIP), (ROUND_TRIP / 2, ROUND_TRIP), (ROUND_TRIP * 2, ROUND_TRIP * 2)]
+        {
+            assert_eq!(Wait::timeout(limit).latest_answer(), Some(now + latest));
+        }
+        assert_eq!(Wait::timeout(Duration::MAX), Wait::Forever);
+        assert_eq!(Wait::Forever.latest_answer(), None);
+        assert!(Wait::timeout(Duration::ZERO).is_over() && !Wait::timeout(ROUND_TRIP).is_over());
+        assert!(!Wait::No.is_over() && !Wait::Forever.is_over());
+    }
+}

@@ -1050,8 +1050,10 @@ impl Hold {
 impl Lease {
     /// A lease of a mutex that waits, for which no request was sent yet.
     pub(super) fn of_mutex(ttl: Duration) -> Arc<Self> {
-        let asked =
-            LeaseRef::new(LeaseId::next(uuid::Uuid::nil()), Resource::new("lock:a", crate::backend::Kind::Mutex));
+        let asked = LeaseRef::new(
+            LeaseId::next(uuid::Uuid::nil()),
+            Resource::new("lock:a", crate::backend::Kind::Mutex),
+        );
         let terms = Settings::new(ttl, ttl / 3, None, false);
         Self::new(Request::new(asked, Claim::Sole, ttl).waiting(), Arc::new(terms), None)
     }

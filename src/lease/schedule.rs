@@ -277,15 +277,22 @@ mod tests {
 
     #[test]
     fn the_last_renewals_are_joined_by_others_and_each_request_is_full_at_most() {
-        for (due, early, taken) in
-            [(1, TOGETHER, TOGETHER), (TOGETHER, 1, TOGETHER), (TOGETHER + 1, TOGETHER, 2 * TOGETHER), (0, 1, 0)]
-        {
+        for (due, early, taken) in [
+            (1, TOGETHER, TOGETHER),
+            (TOGETHER, 1, TOGETHER),
+            (TOGETHER + 1, TOGETHER, 2 * TOGETHER),
+            (0, 1, 0),
+        ] {
             let (schedule, start) = (Schedule::default(), Instant::now());
             let soon = TTL / 1000;
             schedule.file((0..due).map(|_| held(start)));
             schedule.file((0..early).map(|_| held(start + soon)));
             let now = if due > 0 { schedule.set_alarm(List::Held) } else { start };
-            assert_eq!(schedule.take_due(List::Held, now).len(), taken, "{due} are due, {early} a little later");
+            assert_eq!(
+                schedule.take_due(List::Held, now).len(),
+                taken,
+                "{due} are due, {early} a little later"
+            );
         }
     }
 

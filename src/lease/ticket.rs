@@ -174,3 +174,49 @@ impl Keeper {
 fn resumed_before() -> Error {
     Error::invalid("ticket", "this client has resumed it before")
 }
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use tokio::time::advance;
+
+    use super::*;
+    use crate::MemoryBackend;
+    use crate::backend::{Kind, Resource};
+
+    #[test]
+    fn what_is_handed_over_is_claimed_as_what_it_is() {
+        let claim = |kind, owner: Option<&str>| {
+            let lease = LeaseRef::new(LeaseId::next(uuid::Uuid::nil()), Resource::new("a", kind));
+            let terms =
+                Settings::new(Duration::from_secs(1), Duration::from_millis(300), None, false).share();
+            let owner = owner.map(Arc::from);
+            HandedOver { lease, token: FencingToken::new(42), permits: 3, owner, terms }.claim()
+        };
+        assert!(matches!(claim(Kind::Mutex, None), Claim::Sole));
+        assert!(matches!(claim(Kind::Mutex, Some("order:7")), Claim::Owner(owner) if &*owner == "order:7"));
+        assert!(matches!(claim(Kind::Counting, None), Claim::Permits(3, limit) if limit.permits == 3));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_lease_that_was_handed_over_is_remembered_for_two_ttls_and_a_minute_at_least() {
+        for (ttl, remembered) in [(Duration::from_secs(1), GIVE_UP_AFTER), (GIVE_UP_AFTER, GIVE_UP_AFTER * 2)]
+        {
+            let keeper = Keeper::new(Arc::new(MemoryBackend::new()), None);
+            let [lease, other] = [(), ()].map(|()| Lease::of_mutex(ttl));
+            let is_given = |lease: &Lease, token| keeper.is_given(lease.id(), FencingToken::new(token));
+            keeper.remember_given(&lease, FencingToken::new(42), Instant::now());
+            assert!(is_given(&lease, 41) && is_given(&lease, 42));
+            assert!(!is_given(&lease, 43), "of a request that has taken it since");
+            assert!(!is_given(&other, 42));
+            advance(remembered - Duration::from_secs(1)).await;
+            keeper.remember_given(&other, FencingToken::new(44), Instant::now());
+            assert!(is_given(&lease, 42) && is_given(&other, 44));
+            advance(Duration::from_secs(1)).await;
+            assert!(!is_given(&lease, 42) && is_given(&other, 44));
+            keeper.remember_given(&other, FencingToken::new(45), Instant::now());
+            assert_eq!(keeper.given.lock().len(), 1, "those that are over are forgotten");
+        }
+    }
+}
