@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use futures::future::FutureExt;
 use leasehold::backend::{Backend, LeaseRef, Released};
-use leasehold::{BackendError, Client, DistMutex, Error, LossReason, MemoryBackend};
+use leasehold::{BackendError, Client, DistMutex, Error, Guard, LossReason, MemoryBackend};
 use parking_lot::Mutex;
 use support::intercept::{Intercept, Intercepted, Reply};
 use support::{begun, options, within};
@@ -39,10 +39,13 @@ struct Fates {
 }
 
 impl Fates {
-    fn client(store: &MemoryBackend) -> (Client, Arc<Self>) {
+    /// A client of the store, its fates, and a lock that it holds.
+    async fn held(store: &MemoryBackend) -> (Client, Arc<Self>, Guard) {
         let (next, then) = (Mutex::default(), Mutex::new(Fate::Answered));
         let fates = Arc::new(Self { next, then, attempts: AtomicUsize::new(0) });
-        (Client::with_backend(Intercepted::new(store, Arc::clone(&fates))), fates)
+        let client = Client::with_backend(Intercepted::new(store, Arc::clone(&fates)));
+        let guard = mutex(&client).lock().await.expect("free");
+        (client, fates, guard)
     }
 
     fn all(&self, fate: Fate) {
@@ -97,8 +100,7 @@ async fn is_free(store: &MemoryBackend) -> bool {
 async fn a_release_that_is_awaited_is_repeated_for_four_seconds_and_then_in_the_background() {
     for failure in [unanswered(), refused_for_now()] {
         let store = MemoryBackend::new();
-        let (client, fates) = Fates::client(&store);
-        let guard = mutex(&client).lock().await.expect("free");
+        let (client, fates, guard) = Fates::held(&store).await;
         fates.all(Fate::Fails(failure));
         let begin = Instant::now();
         let error = within(SECOND * 10, guard.release()).await.expect_err("it was not confirmed");
@@ -116,8 +118,7 @@ async fn a_release_that_is_awaited_is_repeated_for_four_seconds_and_then_in_the_
 #[tokio::test(start_paused = true)]
 async fn a_release_that_is_refused_for_good_says_so_at_once() {
     let store = MemoryBackend::new();
-    let (client, fates) = Fates::client(&store);
-    let guard = mutex(&client).lock().await.expect("free");
+    let (_client, fates, guard) = Fates::held(&store).await;
     fates.all(Fate::Fails(refused()));
     let begin = Instant::now();
     let error = within(SECOND * 10, guard.release()).await.expect_err("it was refused");
@@ -131,8 +132,7 @@ async fn a_repeated_release_that_finds_nothing_is_a_loss_only_if_the_first_attem
     let not_sent = BackendError::NotSent { source: "Connection refused".into() };
     for (failure, is_loss) in [(unanswered(), false), (not_sent, true), (refused_for_now(), true)] {
         let store = MemoryBackend::new();
-        let (client, fates) = Fates::client(&store);
-        let guard = mutex(&client).lock().await.expect("free");
+        let (_client, fates, guard) = Fates::held(&store).await;
         fates.next.lock().push_back(Fate::FailsAndIsGone(failure.clone()));
         let released = guard.release().await;
         assert_eq!(fates.attempts.load(Ordering::Relaxed), 2);
@@ -151,8 +151,7 @@ async fn a_release_behind_a_request_of_its_client_says_as_soon_that_it_is_not_co
         [(unanswered(), PERSIST), (refused_for_now(), PERSIST), (refused(), Duration::ZERO)]
     {
         let store = MemoryBackend::new();
-        let (client, fates) = Fates::client(&store);
-        let guard = mutex(&client).lock().await.expect("free");
+        let (client, fates, guard) = Fates::held(&store).await;
         let waiting = mutex(&client);
         let waiter = begun(async move { waiting.lock().await }).await;
         // It is not passed on within the client any more.
@@ -171,8 +170,7 @@ async fn a_release_behind_a_request_of_its_client_says_as_soon_that_it_is_not_co
 #[tokio::test(start_paused = true)]
 async fn a_release_that_is_refused_for_now_is_sent_again_but_not_too_often() {
     let store = MemoryBackend::new();
-    let (client, fates) = Fates::client(&store);
-    let guard = mutex(&client).lock().await.expect("free");
+    let (_client, fates, guard) = Fates::held(&store).await;
     fates.all(Fate::Fails(refused_for_now()));
     drop(guard);
     sleep(SECOND * 10).await;
@@ -190,8 +188,7 @@ async fn a_shutdown_reports_the_releases_that_are_given_up_while_it_waits_and_no
     for (after, says) in [(SECOND * 58, Some("1 release was not confirmed")), (SECOND * 61, None)] {
         for failure in [unanswered(), refused()] {
             let store = MemoryBackend::new();
-            let (client, fates) = Fates::client(&store);
-            let guard = mutex(&client).lock().await.expect("free");
+            let (client, fates, guard) = Fates::held(&store).await;
             fates.all(Fate::Fails(failure));
             drop(guard);
             sleep(after).await;
