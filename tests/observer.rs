@@ -59,7 +59,11 @@ impl Observer for Told {
 impl Told {
     /// What was told since the last call.
     fn take(&self) -> Vec<String> {
-        self.0.lock().expect("no panic").drain(..).map(|(text, _)| text).collect()
+        self.take_with_tokens().into_iter().map(|(text, _)| text).collect()
+    }
+
+    fn take_with_tokens(&self) -> Vec<(String, Option<FencingToken>)> {
+        self.0.lock().expect("no panic").drain(..).collect()
     }
 }
 
@@ -171,6 +175,25 @@ async fn a_lock_that_is_passed_on_within_the_client_says_so() -> Result<(), Erro
     );
     next.release().await?;
     assert_eq!(told.take(), ["released confirmed 0ns"]);
+    Ok(())
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_hold_that_is_handed_over_to_another_client_ends_here_and_begins_there() -> Result<(), Error> {
+    let store = MemoryBackend::new();
+    let [(from, told), (to, told_there)] =
+        [(), ()].map(|()| observed_on(Client::with_backend(Arc::new(store.clone()))));
+    let guard = from.counting_semaphore(NAME, 3)?.acquire_many(2).await?;
+    let token = guard.token();
+    advance(5 * MS).await;
+    let ticket = guard.into_ticket()?;
+    assert_eq!(told.take(), ["acquired 2 store at once 0ns", "released handed_over 5ms"]);
+    let guard = to.resume(&ticket).await?;
+    assert_eq!(told_there.take_with_tokens(), [("acquired 2 store at once 0ns".to_owned(), Some(token))]);
+    advance(7 * MS).await;
+    guard.release().await?;
+    assert_eq!(told_there.take(), ["released confirmed 7ms"]);
+    assert_eq!(told.take(), Vec::<String>::new());
     Ok(())
 }
 

@@ -1817,6 +1817,8 @@ async fn a_turn_takes_the_same_work_for_ten_and_for_five_hundred_waiters() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn short_waits_time_out_regardless_of_the_number_of_requests() {
+    // A call that the store has not answered in this time says so, however short its time limit is.
+    const ROUND_TRIP: Duration = Duration::from_millis(100);
     let Some(server) = RedisServer::start_or_skip("short waits") else { return };
     let mut tasks = Vec::new();
     for client in 0..2 {
@@ -1826,9 +1828,11 @@ async fn short_waits_time_out_regardless_of_the_number_of_requests() {
             let lock = client_handle.reentrant_lock("short", owner).expect("valid");
             tasks.push(tokio::spawn(async move {
                 for n in 0..50 {
+                    let begun = Instant::now();
                     match lock.lock_timeout(Duration::from_micros((task + n * 64 + client) % 3_000)).await {
                         Ok(guard) => drop(guard),
                         Err(Error::TimedOut { .. }) => {}
+                        Err(Error::StoreUnavailable { .. }) if begun.elapsed() >= ROUND_TRIP => {}
                         Err(error) => panic!("{error}"),
                     }
                 }

@@ -23,6 +23,7 @@ use server_promises::{
     Server, a_hand_over_takes_fewer_requests_than, assert_refused, hold_many, is_process_of_its_own,
     renew_all,
 };
+use support::child::free_port;
 use support::faults::{NAME, SECOND, SOON, brief_mutex, granted, ms, mutex, refused, until_waiting, waiter};
 use support::{eventually, within};
 use tokio::time::{Instant, sleep};
@@ -57,9 +58,7 @@ fn sessions(server: &ZookeeperServer) -> Vec<(String, i64)> {
 #[tokio::test]
 async fn of_several_servers_one_that_answers_is_used() {
     let Some(server) = ZookeeperServer::shared_or_skip("several servers") else { return };
-    let away =
-        std::net::TcpListener::bind("127.0.0.1:0").expect("a port is free").local_addr().expect("an address");
-    let url = format!("zookeeper://{away},127.0.0.1:{}{}", server.port(), server.chroot());
+    let url = format!("zookeeper://127.0.0.1:{},127.0.0.1:{}{}", free_port(), server.port(), server.chroot());
     // It begins with any of them.
     for _ in 0..4 {
         let client = Client::connect(&url).await.expect("one of them answers");

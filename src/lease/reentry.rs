@@ -68,7 +68,9 @@ mod tests {
     use uuid::Uuid;
 
     use super::*;
+    use crate::MemoryBackend;
     use crate::backend::{Answer, Claim, Grant, Kind, LeaseId, LeaseRef, Request, Resource};
+    use crate::lease::keeper::Keeper;
     use crate::options::Settings;
 
     const TTL: Duration = Duration::from_secs(10);
@@ -99,5 +101,21 @@ mod tests {
         assert_eq!(token(), Some(41));
         owners.forget(&first.lease);
         assert_eq!(token(), None);
+    }
+    #[tokio::test(start_paused = true)]
+    async fn no_lease_is_remembered_that_has_ended() {
+        let ends: [fn(&Keeper, &Hold); 3] = [
+            |keeper, hold| assert!(keeper.pass_on(hold, Instant::now(), false, None).is_ok()),
+            |keeper, hold| assert!(keeper.hand_over(hold, 1).is_ok()),
+            |keeper, hold| keeper.release_lost(&hold.lease),
+        ];
+        for end in ends {
+            let (keeper, owner) = (Keeper::new(Arc::new(MemoryBackend::new()), None), Arc::from("order:7"));
+            let hold = hold(&owner, 41);
+            keeper.owners.remember(&hold);
+            assert_eq!(keeper.owners.leases.lock().len(), 1);
+            end(&keeper, &hold);
+            assert_eq!(keeper.owners.leases.lock().len(), 0);
+        }
     }
 }

@@ -1,7 +1,9 @@
 //! Child processes that end with the test process, however that ends, and ports for them.
 
+use std::collections::hash_map::RandomState;
 use std::ffi::OsStr;
 use std::fs;
+use std::hash::{BuildHasher, Hasher};
 use std::io::{self, Write};
 use std::net::TcpListener;
 use std::path::Path;
@@ -107,10 +109,21 @@ impl Drop for ChildProcess {
     }
 }
 
-/// A port of 127.0.0.1 on which nobody listens now.
+/// A port of 127.0.0.1 on which nobody listens now. It is not one of those that the system gives to connections, so
+/// that a server that is restarted finds it free.
 pub(crate) fn free_port() -> u16 {
-    let listener = TcpListener::bind("127.0.0.1:0").expect("a port is free");
-    listener.local_addr().expect("a listener has an address").port()
+    free_port_below(32_000)
+}
+
+pub(crate) fn free_port_below(limit: u16) -> u16 {
+    const FIRST: u16 = 10_000;
+    loop {
+        let random = RandomState::new().build_hasher().finish();
+        let port = FIRST + u16::try_from(random % u64::from(limit - FIRST)).expect("less than the limit");
+        if TcpListener::bind(("127.0.0.1", port)).is_ok() {
+            return port;
+        }
+    }
 }
 
 /// Whether every thread listed in the directory `threads` is stopped; an error if one ends meanwhile.

@@ -3,13 +3,10 @@
 // Each of the binaries that include this uses a part.
 #![allow(dead_code)]
 
-use std::collections::hash_map::RandomState;
 use std::env;
 use std::ffi::{OsStr, OsString};
 use std::fs;
-use std::hash::{BuildHasher, Hasher};
 use std::io::Write;
-use std::net::TcpListener;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::sync::{LazyLock, OnceLock};
@@ -23,7 +20,7 @@ use mysql_async::{Conn, OptsBuilder, Row};
 use tempfile::TempDir;
 
 use crate::support::Clock;
-use crate::support::child::{CHILD_DIR, ChildProcess};
+use crate::support::child::{CHILD_DIR, ChildProcess, free_port};
 use crate::support::redis::REQUIRE;
 
 /// Names the program, `mariadbd` or `mysqld`, instead of a search. `mariadb-install-db` has to be beside MariaDB's, or
@@ -469,17 +466,6 @@ fn as_root() -> Option<OsString> {
 
 fn new_directory() -> TempDir {
     tempfile::Builder::new().prefix("leasehold-").tempdir().expect("room for a directory")
-}
-
-/// A port that is free and not one of those that the system gives to connections.
-fn free_port() -> u16 {
-    loop {
-        let random = RandomState::new().build_hasher().finish();
-        let port = 20_000 + u16::try_from(random % 12_000).expect("a small number");
-        if TcpListener::bind(("127.0.0.1", port)).is_ok() {
-            return port;
-        }
-    }
 }
 
 fn find_program() -> Option<PathBuf> {

@@ -12,7 +12,7 @@ use std::thread::sleep;
 use std::time::{Duration, Instant};
 
 use super::acl;
-use super::child::{CHILD_DIR, ChildProcess, free_port};
+use super::child::{CHILD_DIR, ChildProcess, free_port, free_port_below};
 use super::clock::Clock;
 use super::resp::{Raw, Reply};
 
@@ -111,9 +111,9 @@ struct Ports {
 }
 
 impl Ports {
-    /// Those of a node are low, for its bus.
+    /// The bus of a node has a port that is greater by 10 000.
     fn find(setup: &Setup) -> Self {
-        let port = || if setup.cluster { free_port_below(55_000) } else { free_port() };
+        let port = || if setup.cluster { free_port_below(22_000) } else { free_port() };
         Self { plain: port(), tls: setup.tls.as_ref().map(|_| port()) }
     }
 }
@@ -383,10 +383,6 @@ fn find_program() -> Option<PathBuf> {
 fn on_path(name: &str) -> Option<PathBuf> {
     let path = env::var_os("PATH")?;
     env::split_paths(&path).map(|dir| dir.join(name)).find(|file| file.is_file())
-}
-
-fn free_port_below(limit: u16) -> u16 {
-    (0..1000).map(|_| free_port()).find(|port| *port < limit).expect("a low port is free")
 }
 
 /// No call has left a smaller number under `key` than an earlier one, or than one of its own, for which it has granted
