@@ -336,7 +336,7 @@ async fn fails_fast(client: Client, n: usize, killed: Arc<Barrier>, all_failed: 
         async move { held.lock().await.map(drop) }
     });
     killed.wait().await;
-    let error = within(SECOND * 2, waiting).await.expect("no panic").expect_err("the server is gone");
+    let error = within(SECOND * 5, waiting).await.expect("no panic").expect_err("the server is gone");
     assert!(error.to_string().contains("connected"), "{n}: {error}");
     eventually(SECOND * 5, || async { !client.state().status.is_connected() }).await;
     let mutex = client.mutex("a").expect("a name");
