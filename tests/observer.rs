@@ -182,7 +182,7 @@ async fn a_lock_that_is_passed_on_within_the_client_says_so() -> Result<(), Erro
 async fn a_hold_that_is_handed_over_to_another_client_ends_here_and_begins_there() -> Result<(), Error> {
     let store = MemoryBackend::new();
     let [(from, told), (to, told_there)] =
-        [(), ()].map(|()| observed_on(Client::with_backend(Arc::new(store.clone()))));
+        [(), ()].map(|()| observed_on(Client::with_backend(Arc::new(store.peer()))));
     let guard = from.counting_semaphore(NAME, 3)?.acquire_many(2).await?;
     let token = guard.token();
     advance(5 * MS).await;

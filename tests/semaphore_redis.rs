@@ -1395,7 +1395,7 @@ async fn idle_under_a_clock<S: Semaphore>((clock, site): (Clock, Site)) {
 promise_on!(tokens_grow_when_the_clock_is_set_back_after_many_grants: site_under_a_clock, busy_under_a_clock);
 async fn busy_under_a_clock<S: Semaphore>((clock, site): (Clock, Site)) {
     let (client, mut raw) = (site.client().await, site.server().raw());
-    let semaphore = S::leased(&client, 3, SECOND * 3);
+    let semaphore = S::leased(&client, 3, SECOND);
     let mut last = 0;
     for _ in 0..3 {
         let turns = (0..60).map(|_| async {
