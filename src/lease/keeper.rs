@@ -632,3 +632,47 @@ fn next<W>(queue: &mut Queue<W>, lease: &Arc<Lease>, now: Instant) -> Option<(Ho
     let hold = lease.hand().filter(|hold| hold.loss(now).is_none())?;
     Some((hold, queue.next()))
 }
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::*;
+    use crate::MemoryBackend;
+
+    const HOUR: Duration = Duration::from_secs(3600);
+
+    fn keeper() -> Arc<Keeper> {
+        Keeper::new(Arc::new(MemoryBackend::new()), None)
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_lease_stays_in_the_schedule_while_its_release_is_awaited_and_not_longer_than_it_is_held_otherwise()
+     {
+        for is_in_group in [false, true] {
+            for keep_renewed in [false, true] {
+                let (keeper, now) = (keeper(), Instant::now());
+                let lease = match is_in_group {
+                    true => Lease::of_group(HOUR),
+                    false => Lease::of_mutex(HOUR),
+                };
+                let hold = lease.grant_and_take_up(42, now);
+                keeper.file(&lease);
+                assert!(lease.is_filed());
+                assert!(matches!(keeper.pass_on(&hold, now, keep_renewed, None), Ok(Some(_))));
+                assert_eq!(lease.is_filed(), keep_renewed, "in a group: {is_in_group}");
+            }
+        }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_request_that_is_dropped_after_its_lease_was_released_is_followed_by_another_release() {
+        let (keeper, lease) = (keeper(), Lease::of_mutex(HOUR));
+        keeper.release_again(&lease);
+        assert_eq!(keeper.releases.unfinished(), 0, "nothing was sent");
+        keeper.request_dropped(&lease);
+        assert_eq!(keeper.releases.unfinished(), 1);
+        keeper.request_dropped(&lease);
+        assert_eq!(keeper.releases.unfinished(), 2, "of each");
+    }
+}

@@ -1050,20 +1050,35 @@ impl Hold {
 impl Lease {
     /// A lease of a mutex that waits, for which no request was sent yet.
     pub(super) fn of_mutex(ttl: Duration) -> Arc<Self> {
+        Self::waiting(ttl, None)
+    }
+
+    /// One that may be passed on within the client.
+    pub(super) fn of_group(ttl: Duration) -> Arc<Self> {
+        Self::waiting(ttl, Some(Group::new(Arc::from("lock:a"), 0)))
+    }
+
+    fn waiting(ttl: Duration, group: Option<Group>) -> Arc<Self> {
         let asked = LeaseRef::new(
             LeaseId::next(uuid::Uuid::nil()),
             Resource::new("lock:a", crate::backend::Kind::Mutex),
         );
-        let terms = Settings::new(ttl, ttl / 3, None, false);
-        Self::new(Request::new(asked, Claim::Sole, ttl).waiting(), Arc::new(terms), None)
+        let terms = Settings::new(ttl, ttl / 3, None, group.is_some());
+        Self::new(Request::new(asked, Claim::Sole, ttl).waiting(), Arc::new(terms), group)
     }
 
-    /// One that was granted under this token and taken up at `now`.
+    /// It is granted under this token and taken up at `now`.
+    pub(super) fn grant_and_take_up(self: &Arc<Self>, token: u64, now: Instant) -> Hold {
+        self.answered(Ok(Answer::Granted(Grant::new(FencingToken::new(token), None))), now, now);
+        let hold = self.hand().expect("granted");
+        hold.begin(now);
+        hold
+    }
+
+    /// A lease of a mutex that was granted under this token and taken up at `now`.
     pub(super) fn taken_up(ttl: Duration, token: u64, now: Instant) -> (Arc<Self>, Hold) {
         let lease = Self::of_mutex(ttl);
-        lease.answered(Ok(Answer::Granted(Grant::new(FencingToken::new(token), None))), now, now);
-        let hold = lease.hand().expect("granted");
-        hold.begin(now);
+        let hold = lease.grant_and_take_up(token, now);
         (lease, hold)
     }
 }

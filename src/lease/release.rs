@@ -491,7 +491,10 @@ fn lost_before(released: Released, ends: Instant, is_gone_in_time: bool) -> Opti
 
 #[cfg(test)]
 mod tests {
+    use tokio::sync::oneshot;
+
     use super::*;
+    use crate::MemoryBackend;
 
     const HOUR: Duration = Duration::from_secs(3600);
 
@@ -520,5 +523,20 @@ mod tests {
         assert!(!may_succeed(&BackendError::Closed));
         assert!(may_succeed(&BackendError::Unanswered { source: "a time limit".into() }));
         assert!(may_succeed(&BackendError::Refused { source: "read-only".into() }));
+    }
+    #[test]
+    fn a_wait_that_was_in_vain_leaves_no_time_for_the_next() {
+        let keeper = Keeper::new(Arc::new(MemoryBackend::new()), None);
+        let background = background::handle().expect("a thread can be started");
+        let left = || keeper.drops_wait.lock().left();
+        let (begun, all) = (std::time::Instant::now(), left());
+        keeper.wait_for(&background, HOUR, async {});
+        assert!(left() + begun.elapsed() >= all);
+        let (end, ended) = oneshot::channel::<()>();
+        let begun = std::time::Instant::now();
+        keeper.wait_for(&background, SHORTEST_WAIT, async { drop(ended.await) });
+        // It is regained while time passes.
+        assert!(left() <= begun.elapsed());
+        drop(end);
     }
 }

@@ -308,3 +308,44 @@ fn set_alarm(at: Instant, alarm: Pin<&mut Sleep>) {
         alarm.reset(at);
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::MemoryBackend;
+
+    const HOUR: Duration = Duration::from_secs(3600);
+
+    /// A keeper with a lease that waits and one that is held, both of one key.
+    fn keeper() -> (Arc<Keeper>, Arc<Lease>, Arc<Lease>) {
+        let keeper = Keeper::new(Arc::new(MemoryBackend::new()), None);
+        let [waits, held] = [(); 2].map(|()| Lease::of_mutex(HOUR));
+        held.grant_and_take_up(42, Instant::now());
+        for lease in [&waits, &held] {
+            keeper.leases.lock().insert(lease.id(), Arc::clone(lease));
+        }
+        (keeper, waits, held)
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn what_has_changed_at_the_store_is_asked_by_those_that_wait_for_it() {
+        let (keeper, waits, held) = keeper();
+        keeper.handle_event(Event::Changed(Arc::from("lock:b")));
+        assert!(!waits.is_filed() && !held.is_filed());
+        keeper.handle_event(Event::Changed(Arc::from("lock:a")));
+        assert!(waits.is_filed() && !held.is_filed());
+        assert_eq!(keeper.all(|_| false).len(), 0);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn tasks_that_are_started_again_take_over_what_those_before_had_in_progress() {
+        let (keeper, first, held) = keeper();
+        assert!(keeper.background.is_none(), "it keeps what is held, too");
+        let asked = Lease::of_mutex(HOUR);
+        asked.start_asking();
+        keeper.leases.lock().insert(asked.id(), Arc::clone(&asked));
+        keeper.take_over();
+        assert!(asked.is_filed() && held.is_filed());
+        assert!(!first.is_filed(), "its waiter has sent the request, and still waits for the answer");
+    }
+}
