@@ -40,8 +40,9 @@ fn main() {
     while_held(&mut criterion);
     hand_over(&mut criterion);
     criterion.final_summary();
-    // Unless criterion was given a filter, or lists or tests only.
-    if env::args().skip(1).all(|argument| argument == "--bench") {
+    // Unless criterion was given a filter, or lists, or tests, which it does if it is given nothing.
+    let arguments: Vec<_> = env::args().skip(1).collect();
+    if !arguments.is_empty() && arguments.iter().all(|argument| argument == "--bench") {
         observed_in_turns();
     }
 }

@@ -12,4 +12,5 @@ scripts/book.sh
 scripts/semver.sh
 scripts/fuzz.sh
 scripts/interleavings.sh 500
+PROPTEST_CASES=256 cargo test -p leasehold-model --all-features
 scripts/planted.sh

@@ -185,7 +185,8 @@ async fn a_waiter_whose_place_was_never_confirmed_is_queued_once_and_keeps_its_p
     queued(&fixture.server, 2).await;
     // The connection and the subscription are back: their places can be told of a grant.
     let mut raw = fixture.server.raw();
-    eventually(SOON, || std::future::ready(listeners(&mut raw) == 2 && fixture.proxy.open() == 2)).await;
+    eventually(SOON * 4, || std::future::ready(listeners(&mut raw) == 2)).await;
+    eventually(SOON, || std::future::ready(fixture.proxy.open() == 2)).await;
     eventually(SOON, || std::future::ready(raw.send(&["ZCARD", QUEUE]).int() == 2)).await;
     guard.release().await.expect("held");
     let first = granted(first, SOON).await;

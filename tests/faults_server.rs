@@ -245,7 +245,7 @@ async fn calls_whose_time_limit_is_reached_say_so_if_the_server_does_not_answer(
             one.fair_semaphore(NAME, 1).expect("valid").acquire().await.expect("free"),
             one.reentrant_lock(OWNED, "the holder").expect("valid").lock().await.expect("free"),
         );
-        for outcome in waiters(ms(200)).join_all().await {
+        for outcome in waiters(SECOND).join_all().await {
             assert!(matches!(outcome, Err(Error::TimedOut { .. })), "the server answers: {outcome:?}");
         }
         let begun = waiters(SECOND * 3);
