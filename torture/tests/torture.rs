@@ -138,7 +138,7 @@ fn a_store_that_forgets_without_a_word_breaks_i1() {
 
 #[test]
 fn workers_that_are_not_told_of_a_loss_break_i4() {
-    is_found("deaf", "I4", &["--scenario", "partition", "--seconds", "6", "--each", "3"]);
+    is_found("deaf", "I4", &["--scenario", "partition", "--seconds", "8", "--each", "1"]);
 }
 
 #[test]
