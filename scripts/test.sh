@@ -120,11 +120,8 @@ programs LEASEHOLD_TEST_ACL=1
 
 # Unit, integration, documentation and model tests, those of the examples, and one short round of each bench.
 configuration "all features" --workspace --all-features --all-targets
-programs all but model "${over_fred[@]}"
+programs all but "${over_fred[@]}"
 documentation
-
-# With fewer sequences than by default, of which `scripts/nightly.sh` makes up more.
-programs PROPTEST_CASES=16 model
 
 # Mutexes without hand-over inside a client, and counting semaphores with it. (Batches and reentrant locks are the same either way.)
 programs LEASEHOLD_TEST_LOCAL_HANDOVER=off cancellation faults_network faults_server mixed_fleet mutex_memory mutex_redis processes
