@@ -29,7 +29,6 @@ use uuid::Uuid;
 
 mod common;
 // The harnesses of the tests.
-use common::support;
 #[path = "stores/etcd.rs"]
 mod etcd;
 #[path = "../tests/support/etcd.rs"]
@@ -46,8 +45,6 @@ mod recipes;
 mod site;
 #[path = "../tests/support/zookeeper.rs"]
 mod zookeeper;
-#[path = "../tests/support/zookeeper_wire.rs"]
-mod zookeeper_wire;
 
 use common::guards::{give_back, processor_time, take};
 use common::turns::{Contender, Spread};

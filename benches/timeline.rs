@@ -23,9 +23,9 @@ use std::thread;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use clap::Parser;
-use common::support::child::ChildProcess;
 use common::{RedisServer, Result, Setup};
 use leasehold::{Client, Fence, FencingToken, MutexOptions};
+use leasehold_support::child::ChildProcess;
 use plotters::prelude::*;
 use plotters::style::text_anchor::{HPos, Pos, VPos};
 

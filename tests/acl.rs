@@ -2,8 +2,6 @@
 //! suite shows when it is run as this user.
 #![cfg(feature = "fred")]
 
-mod support;
-
 use std::collections::BTreeSet;
 use std::fs;
 use std::future::ready;
@@ -14,8 +12,8 @@ use futures::StreamExt;
 use leasehold::backend::{Backend, Claim, Detail, Kind, LeaseRef, Limit, Request, Resource};
 use leasehold::redis::RedisBackend;
 use leasehold::{BackendError, Client, Error};
-use support::acl;
-use support::{Raw, RedisServer, Reply, eventually, more_rules, within};
+use leasehold_support::acl;
+use leasehold_support::{Raw, RedisServer, Reply, eventually, more_rules, within};
 
 const SECOND: Duration = Duration::from_secs(1);
 

@@ -1,10 +1,6 @@
 //! Operations that arrive while calls are under way go together in the next one, and none of them notices.
 #![cfg(feature = "_redis")]
 
-#[path = "support/locks.rs"]
-mod locks;
-mod support;
-
 use std::future::{Future, poll_fn, ready};
 use std::mem;
 use std::ops::Range;
@@ -20,12 +16,14 @@ use futures::stream::{FuturesOrdered, StreamExt};
 use leasehold::backend::{Answer, Backend, Claim, Kind, LeaseRef, Released, Request, Resource};
 use leasehold::redis::RedisBackend;
 use leasehold::{Client, DistMutex, Error, Guard, Inspection, SemaphoreOptions};
-use locks::{SECOND, SOON, connect, left, ms, named, nothing_left, polled, queued_named};
+use leasehold_support::locks::{SECOND, SOON, connect, left, ms, named, nothing_left, polled, queued_named};
 use tokio::runtime::Builder;
 use tokio::sync::watch;
 use tokio::task::{consume_budget, yield_now};
 
-use support::{Proxy, Raw, RedisServer, Reply, Setup, assert_is_never_lowered, eventually, options, within};
+use leasehold_support::{
+    Proxy, Raw, RedisServer, Reply, Setup, assert_is_never_lowered, eventually, options, within,
+};
 
 const MANY: usize = 200;
 
@@ -101,8 +99,8 @@ async fn fifty_thousand_locks_that_were_released_leave_one_fence_and_no_memory()
     lock_and_release(0..2_000).await;
     let before = used_memory(&mut raw);
     lock_and_release(2_000..52_000).await;
-    assert_eq!(raw.keys("*"), [locks::FENCE]);
-    let fence: u64 = raw.get(locks::FENCE).expect("a token").parse().expect("a number");
+    assert_eq!(raw.keys("*"), [leasehold_support::locks::FENCE]);
+    let fence: u64 = raw.get(leasehold_support::locks::FENCE).expect("a token").parse().expect("a number");
     assert!(fence <= raw.now_us(), "however many grants, tokens stay behind the clock");
     // The buffers of connections shrink when they are idle.
     eventually(SOON * 4, || ready(used_memory(&mut raw) <= before + before / 100)).await;
@@ -113,7 +111,7 @@ async fn fifty_thousand_locks_that_were_released_leave_one_fence_and_no_memory()
 async fn a_fence_that_may_be_read_but_not_written_grants_nothing() {
     let Some(server) = RedisServer::start_or_skip("fences that cannot be written") else { return };
     let mut raw = server.raw();
-    let fences = [locks::FENCE, "{semaphore:}:fence"];
+    let fences = [leasehold_support::locks::FENCE, "{semaphore:}:fence"];
     let allowed =
         ["~lock:*", "~semaphore:*", "~{lock:m*", "~{semaphore:m*", "+@all", "resetchannels", "&leasehold:*"];
     let fences_only_read = fences.map(|fence| format!("%R~{fence}"));
@@ -167,10 +165,11 @@ async fn a_full_store_grants_no_token_above_its_fence() {
         assert!(ask(&held).await.iter().all(|answer| matches!(answer, Ok(Answer::Granted(_)))));
         // The next tokens do not come from the clock.
         let ahead = 5_000_000_000_000_000 + round * 1_000_000;
-        raw.send(&["SET", locks::FENCE, &ahead.to_string()]);
+        raw.send(&["SET", leasehold_support::locks::FENCE, &ahead.to_string()]);
         raw.send(&["CONFIG", "SET", "maxmemory", "1"]);
         let (answers, ()) = join(ask(&wanted), release(&held)).await;
-        let fence: u64 = raw.get(locks::FENCE).expect("a token").parse().expect("a number");
+        let fence: u64 =
+            raw.get(leasehold_support::locks::FENCE).expect("a token").parse().expect("a number");
         for answer in &answers {
             match answer {
                 Ok(Answer::Granted(grant)) => {
@@ -234,7 +233,7 @@ async fn a_lock_that_is_granted_several_times_in_one_call_gets_a_greater_token_e
         }
     }
     assert_eq!(shared, 2, "nearly every operation had a call of its own");
-    assert_eq!(raw.keys("*"), [locks::FENCE]);
+    assert_eq!(raw.keys("*"), [leasehold_support::locks::FENCE]);
 }
 
 /// Tokio makes the resources of a task that has done a lot in one poll return `Pending`. The first four operations are

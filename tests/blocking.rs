@@ -1,8 +1,6 @@
 //! The blocking interface, as a program without tokio uses it. Where a store must be shared by processes, it is Redis.
 #![cfg(feature = "blocking")]
 
-mod support;
-
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::mpsc::channel;
 use std::thread;
@@ -180,7 +178,7 @@ mod redis {
     use leasehold::Fence;
 
     use super::*;
-    use crate::support::{RedisServer, Worker, say, worker_args};
+    use leasehold_support::{RedisServer, Worker, say, worker_args};
 
     const KEY: &str = "lock:machine:42";
 

@@ -1,10 +1,6 @@
 //! What is left when futures, guards, runtimes and clients are dropped at every point: nothing.
 #![cfg(feature = "_redis")]
 
-#[path = "support/locks.rs"]
-mod locks;
-mod support;
-
 use std::future::Future;
 use std::mem;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -16,8 +12,8 @@ use futures::future::join_all;
 use futures::{FutureExt, poll};
 use leasehold::redis::RedisBackend;
 use leasehold::{Client, Error, LossReason};
-use locks::*;
-use support::{Direction, Proxy, RedisServer, begun, eventually, local_handover, within};
+use leasehold_support::locks::*;
+use leasehold_support::{Direction, Proxy, RedisServer, begun, eventually, local_handover, within};
 use tokio::runtime::{Builder, Runtime};
 use tokio::time::{Instant, sleep_until, timeout};
 

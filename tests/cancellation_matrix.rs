@@ -16,17 +16,12 @@
 mod etcd;
 #[path = "support/sqlite.rs"]
 mod file;
-#[path = "support/gates.rs"]
-mod gates;
 #[path = "support/mysql.rs"]
 mod mysql;
 #[path = "support/postgres.rs"]
 mod postgres;
-mod support;
 #[path = "support/zookeeper.rs"]
 mod zookeeper;
-#[path = "support/zookeeper_wire.rs"]
-mod zookeeper_wire;
 
 use std::future::{Future, poll_fn};
 use std::pin::pin;
@@ -38,7 +33,6 @@ use etcd::EtcdServer;
 use file::SqliteFile;
 use futures::future::join;
 use futures::{FutureExt, StreamExt, stream};
-use gates::{Call, GATES, Gate, Gated};
 use leasehold::backend::Backend;
 use leasehold::etcd::EtcdBackend;
 use leasehold::mysql::MysqlBackend;
@@ -51,10 +45,11 @@ use leasehold::{
     Client, DistMutex, Error, FairSemaphore, FencingToken, Guard, Inspection, MemoryBackend, MutexOptions,
     SemaphoreOptions,
 };
+use leasehold_support::gates::{Call, GATES, Gate, Gated};
+use leasehold_support::{Nodes, RedisServer};
 use mysql::MysqlServer;
 use parking_lot::Mutex;
 use postgres::PostgresServer;
-use support::{Nodes, RedisServer};
 use tokio::time::{sleep, timeout};
 use zookeeper::ZookeeperServer;
 

@@ -17,11 +17,8 @@ mod mysql;
 mod postgres;
 #[path = "support/sqlite.rs"]
 mod sqlite;
-mod support;
 #[path = "support/zookeeper.rs"]
 mod zookeeper;
-#[path = "support/zookeeper_wire.rs"]
-mod zookeeper_wire;
 
 use std::alloc::System;
 use std::env;
@@ -31,7 +28,7 @@ use std::time::Duration;
 use cap::Cap;
 use futures::future::join_all;
 use leasehold::Client;
-use support::{RedisServer, eventually, within};
+use leasehold_support::{RedisServer, eventually, within};
 
 /// Counts what this program has allocated.
 #[global_allocator]

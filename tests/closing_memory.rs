@@ -1,14 +1,12 @@
 //! What a client that is closed lets others finish, and what a test of an application can do to a client of the store
 //! in memory.
 
-mod support;
-
 use std::sync::Arc;
 use std::time::Duration;
 
 use futures::StreamExt;
 use leasehold::{Client, Error, LossReason, MemoryBackend, Status};
-use support::{assert_pending, begun, within};
+use leasehold_support::{assert_pending, begun, within};
 use tokio::time::{Instant, sleep};
 
 const NAME: &str = "machine:42";

@@ -1,13 +1,11 @@
 //! A cluster of real servers: every operation, slots that move, nodes that die.
 #![cfg(feature = "_redis")]
 
-mod support;
-
 use std::time::{Duration, Instant};
 
 use leasehold::{Client, Error, FencingToken, MutexOptions};
-use support::hosts::{Fault, FaultyAddress, is_run_with_hosts};
-use support::{Cluster, Load, Reply, eventually, within};
+use leasehold_support::hosts::{Fault, FaultyAddress, is_run_with_hosts};
+use leasehold_support::{Cluster, Load, Reply, eventually, within};
 
 const SECOND: Duration = Duration::from_secs(1);
 
@@ -237,7 +235,7 @@ fn an_idle_client_whose_runtime_has_ended_asks_no_node_for_slots() {
 /// The URL of nodes with these ports, in this order.
 fn url_of(ports: &[u16]) -> String {
     let nodes: Vec<_> = ports.iter().map(|port| format!("127.0.0.1:{port}")).collect();
-    format!("redis-cluster://{}{}", support::acl::login(), nodes.join(","))
+    format!("redis-cluster://{}{}", leasehold_support::acl::login(), nodes.join(","))
 }
 
 /// A name of a lock for each primary.
@@ -277,7 +275,7 @@ async fn a_primary_that_hangs_or_is_dead_keeps_nobody_from_the_other_slots() -> 
         // No replica takes over while this runs.
         node.raw().send(&["CONFIG", "SET", "cluster-replica-no-failover", "yes"]);
     }
-    let ports: Vec<_> = cluster.nodes.iter().map(support::RedisServer::port).collect();
+    let ports: Vec<_> = cluster.nodes.iter().map(leasehold_support::RedisServer::port).collect();
     let names = served_names(&cluster);
     let used_before = connect(&cluster).await;
     // A primary that is listed first, one that is not listed, and a replica that is listed first.
@@ -322,7 +320,7 @@ async fn a_primary_that_hangs_or_is_dead_keeps_nobody_from_the_other_slots() -> 
 async fn clients_connect_while_a_replica_takes_over() -> Result<(), Error> {
     let Some(mut cluster) = Cluster::start_or_skip("connecting during a failover") else { return Ok(()) };
     let names = served_names(&cluster);
-    let ports: Vec<_> = cluster.nodes.iter().map(support::RedisServer::port).collect();
+    let ports: Vec<_> = cluster.nodes.iter().map(leasehold_support::RedisServer::port).collect();
     for (victim, full_coverage) in [(0, true), (1, false)] {
         for node in &cluster.nodes[victim..] {
             let needed = if full_coverage { "yes" } else { "no" };

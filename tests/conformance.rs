@@ -26,20 +26,9 @@ mod mysql;
 #[cfg(feature = "postgres")]
 #[path = "support/postgres.rs"]
 mod postgres;
-#[cfg(any(
-    feature = "_redis",
-    feature = "etcd",
-    feature = "mysql",
-    feature = "postgres",
-    feature = "zookeeper"
-))]
-mod support;
 #[cfg(feature = "zookeeper")]
 #[path = "support/zookeeper.rs"]
 mod zookeeper;
-#[cfg(feature = "zookeeper")]
-#[path = "support/zookeeper_wire.rs"]
-mod zookeeper_wire;
 
 /// How many kinds are checked at the same time: all if leases are so long that it would take too much time otherwise.
 fn kinds_at_once(store: &impl Harness) -> usize {
@@ -255,9 +244,9 @@ mod on_zookeeper {
 
 #[cfg(feature = "_redis")]
 mod on_redis {
-    use super::support::{Proxy, RedisServer, more_rules};
     use super::*;
     use leasehold::redis::RedisBackend;
+    use leasehold_support::{Proxy, RedisServer, more_rules};
 
     struct Redis {
         server: RedisServer,

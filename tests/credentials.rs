@@ -1,8 +1,6 @@
 //! Users and passwords that are provided when a connection is made, and change while locks are held.
 #![cfg(feature = "_redis")]
 
-mod support;
-
 use std::collections::BTreeSet;
 use std::future::ready;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -13,7 +11,7 @@ use futures::FutureExt;
 use futures::future::{BoxFuture, join_all, pending};
 use leasehold::redis::{Credentials, CredentialsProvider, RedisBackend};
 use leasehold::{BoxError, Client, Error, Guard, MutexOptions};
-use support::{Proxy, Raw, RedisServer, Reply, eventually, within};
+use leasehold_support::{Proxy, Raw, RedisServer, Reply, eventually, within};
 
 const SECOND: Duration = Duration::from_secs(1);
 /// With everything that separates words or parts of a URL.

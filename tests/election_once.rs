@@ -1,8 +1,6 @@
 //! Elections, and jobs that run once per tick: on the store in memory, whose time passes when nothing else is to do,
 //! and then on every store that processes share, with leaders and runners that are killed.
 
-mod support;
-
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex};
@@ -13,7 +11,7 @@ use leasehold::{
     Client, Error, FencingToken, Leader, LossReason, MemoryBackend, MutexOptions, OnDeadRunner, Once,
     OnceOptions, Tick, Ticks,
 };
-use support::{assert_pending, begun, within};
+use leasehold_support::{assert_pending, begun, within};
 use tokio::sync::mpsc;
 use tokio::time::{Instant, sleep};
 

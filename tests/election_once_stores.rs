@@ -15,19 +15,14 @@ mod etcd;
 mod etcd_wire;
 #[path = "support/mysql.rs"]
 mod mysql;
-#[path = "support/observing.rs"]
-mod observing;
 #[path = "support/postgres.rs"]
 mod postgres;
 #[path = "support/sqlite.rs"]
 mod sqlite;
-mod support;
 #[path = "support/zookeeper.rs"]
 mod zookeeper;
 #[path = "support/zookeeper_proxy.rs"]
 mod zookeeper_proxy;
-#[path = "support/zookeeper_wire.rs"]
-mod zookeeper_wire;
 
 use std::collections::BTreeMap;
 use std::env;
@@ -37,13 +32,12 @@ use std::process;
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, SystemTime};
 
-use etcd as server; // for `etcd_wire`
 use futures::StreamExt;
 use futures::future::join_all;
 use futures::join;
 use leasehold::{Client, Election, Leader, MutexOptions, OnDeadRunner, Once, OnceOptions, Tick, Ticks};
-use observing::Observing;
-use support::{Nodes, RedisServer, Worker, begun, eventually, say, within, worker_args};
+use leasehold_support::observing::Observing;
+use leasehold_support::{Nodes, RedisServer, Worker, begun, eventually, say, within, worker_args};
 use tokio::io::{AsyncBufReadExt, AsyncWriteExt, BufReader};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::watch;
@@ -336,7 +330,7 @@ async fn sees_the_end_of_a_leader_that_dies(observing: &mut Observing, url: &str
 async fn on_etcd_changes_are_pushed_to_observers() {
     let Some(store) = etcd::EtcdServer::start_or_skip("changes are pushed") else { return };
     let wire = etcd_wire::Wire::start(store.port()).await;
-    let mut observing = Observing::begin(&wire.url(), &store.url()).await;
+    let mut observing = Observing::begin(&store.url_through(wire.port()), &store.url()).await;
     observing.sees_every_change("etcd").await;
     sees_the_end_of_a_leader_that_dies(&mut observing, &store.url()).await;
     // Also when what has happened meanwhile was removed.
@@ -384,7 +378,7 @@ async fn on_zookeeper_changes_are_pushed_to_observers() {
     sees_the_end_of_a_leader_that_dies(&mut observing, &store.url()).await;
     observing.sees_a_change_after(async || wire.cut()).await;
     let watches = || {
-        let paths = zookeeper_wire::Wire::ask(store.port(), "wchp").expect("it answers");
+        let paths = leasehold_support::zookeeper_wire::Wire::ask(store.port(), "wchp").expect("it answers");
         paths.lines().filter(|line| line.ends_with("election:reports")).count()
     };
     assert_eq!(watches(), 1);

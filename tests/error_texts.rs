@@ -1,13 +1,11 @@
 //! What a user reads when something is wrong: errors say in words what it is and what to do.
 #![cfg(feature = "_redis")]
 
-mod support;
-
 use std::net::TcpListener;
 use std::time::Duration;
 
 use leasehold::{Client, Error};
-use support::{RedisServer, Setup, acl, at_once};
+use leasehold_support::{RedisServer, Setup, acl, at_once};
 
 /// The text of the error of connecting to `url`, which is not accepted to take long.
 async fn refused(url: &str) -> String {

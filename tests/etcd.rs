@@ -5,7 +5,6 @@
 
 #[path = "support/etcd.rs"]
 mod server;
-mod support;
 #[macro_use]
 #[path = "support/server_promises.rs"]
 mod server_promises;
@@ -21,14 +20,14 @@ use leasehold::backend::{
 };
 use leasehold::etcd::EtcdBackend;
 use leasehold::{BackendError, Client, DistMutex, Error, MutexOptions, SemaphoreOptions, Severity};
+use leasehold_support::faults::{NAME, SECOND, SOON, granted, ms, mutex, refused, until_waiting, waiter};
+use leasehold_support::wire::Fault;
+use leasehold_support::{Load, eventually, one_place_each, within};
 use server::{EtcdCluster, EtcdServer, PASSWORD, USER, url_of};
 use server_promises::{
     Server, a_hand_over_takes_fewer_requests_than, assert_refused, hold_many, is_process_of_its_own,
     renew_all,
 };
-use support::faults::{NAME, SECOND, SOON, granted, ms, mutex, refused, until_waiting, waiter};
-use support::wire::Fault;
-use support::{Load, eventually, one_place_each, within};
 use tokio::time::{Instant, sleep, timeout};
 use wire::Wire;
 
@@ -247,7 +246,8 @@ async fn a_killed_member_loses_no_lock_and_the_next_one_is_used() {
 // Messages that get lost
 
 async fn behind(wire: &Wire, reply_timeout: Duration) -> EtcdBackend {
-    let builder = EtcdBackend::builder(&wire.url()).expect("a URL").reply_timeout(reply_timeout);
+    let builder =
+        EtcdBackend::builder(&server::url_of(wire.port())).expect("a URL").reply_timeout(reply_timeout);
     builder.connect().await.expect("the wire is whole")
 }
 
@@ -342,7 +342,7 @@ async fn a_request_whose_answer_was_lost_is_answered_when_it_is_repeated() {
 async fn a_client_with_a_slow_network_is_served_while_a_fast_one_takes_permits_again_and_again() {
     let Some(server) = EtcdServer::start_or_skip("slow and fast clients") else { return };
     let (fast, wire) = (server.client().await, Wire::start(server.port()).await);
-    let slow = Client::connect(&wire.url()).await.expect("the wire is whole");
+    let slow = Client::connect(&server::url_of(wire.port())).await.expect("the wire is whole");
     let taking = tokio::spawn({
         let semaphore = fast.counting_semaphore(NAME, 8).expect("valid");
         async move {
@@ -400,7 +400,7 @@ async fn forged_messages_grant_nothing() {
 async fn nothing_is_missed_while_the_connection_is_lost_even_if_the_store_is_compacted() {
     let Some(server) = EtcdServer::start_or_skip("compaction") else { return };
     let (one, wire) = (server.client().await, Wire::start(server.port()).await);
-    let url = format!("{}?reply_timeout=500ms&connect_timeout=500ms", wire.url());
+    let url = format!("{}?reply_timeout=500ms&connect_timeout=500ms", server::url_of(wire.port()));
     let other = Client::connect(&url).await.expect("the wire is whole");
     for is_compacted in [false, true] {
         let held = mutex(&one).lock().await.expect("free");

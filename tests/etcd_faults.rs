@@ -2,13 +2,8 @@
 //! what is left at the server by clients that are gone.
 #![cfg(feature = "etcd")]
 
-#[path = "support/lines.rs"]
-mod lines;
-#[path = "support/refusals.rs"]
-mod refusals;
 #[path = "support/etcd.rs"]
 mod server;
-mod support;
 #[path = "support/etcd_wire.rs"]
 mod wire;
 
@@ -18,12 +13,12 @@ use std::time::Duration;
 use futures::StreamExt;
 use futures::future::join_all;
 use leasehold::{Client, Error};
-use lines::Lines;
-use refusals::nothing_fails_during;
+use leasehold_support::faults::{NAME, SECOND, granted, ms, mutex, until_waiting, waiter};
+use leasehold_support::hosts::{Fault, FaultyAddress, is_run_with_hosts};
+use leasehold_support::lines::Lines;
+use leasehold_support::refusals::nothing_fails_during;
+use leasehold_support::{eventually, one_place_each, within};
 use server::{EtcdCluster, EtcdServer, PASSWORD, USER};
-use support::faults::{NAME, SECOND, granted, ms, mutex, until_waiting, waiter};
-use support::hosts::{Fault, FaultyAddress, is_run_with_hosts};
-use support::{eventually, one_place_each, within};
 use tokio::time::{Instant, sleep, timeout};
 use wire::Wire;
 
@@ -170,7 +165,7 @@ async fn a_token_that_expires_and_a_connection_that_is_closed_are_renewed_in_sil
     let wire = Wire::start(server.port()).await;
     // What other tests trace is about other servers.
     let lines = Lines::collect(|metadata| *metadata.level() <= tracing::Level::INFO);
-    let url = wire.url().replace("etcd://", &format!("etcd://{USER}:{PASSWORD}@"));
+    let url = server::url_of(wire.port()).replace("etcd://", &format!("etcd://{USER}:{PASSWORD}@"));
     let client = Client::connect(&url).await.expect("it may");
     lock_and_release(&client, NAME).await;
     let mut changes = client.state_changes();

@@ -2,19 +2,16 @@
 //! can only be collected for the whole process.
 #![cfg(feature = "etcd")]
 
-#[path = "support/lines.rs"]
-mod lines;
 #[macro_use]
 #[path = "support/outages.rs"]
 mod outages;
 #[path = "support/etcd.rs"]
 mod server;
-mod support;
 
 use std::time::Duration;
 
 use leasehold::Client;
-use lines::Lines;
+use leasehold_support::lines::Lines;
 use server::{EtcdServer, PASSWORD, USER};
 
 const SOON: Duration = Duration::from_secs(10);

@@ -7,15 +7,13 @@
     feature = "zookeeper"
 ))]
 
-mod support;
-
 use std::fmt::Debug;
 use std::net::{SocketAddr, TcpListener};
 use std::time::{Duration, Instant};
 
 use futures::future::{join, join_all};
 use leasehold::{Client, Error};
-use support::hosts::is_run_with_hosts;
+use leasehold_support::hosts::is_run_with_hosts;
 use tokio::runtime::Runtime;
 use tokio::sync::Mutex;
 use tokio::time::timeout;

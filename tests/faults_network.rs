@@ -1,17 +1,13 @@
 //! Faults of the network: the wire between client and server is cut, held, or loses single replies.
 #![cfg(feature = "_redis")]
 
-#[path = "support/locks.rs"]
-mod locks;
-mod support;
-
 use std::time::Duration;
 
 use futures::future::{join, join_all};
 use leasehold::{Client, DistMutex, Error, Guard, LossReason};
-use locks::*;
-use support::faults::waiter;
-use support::{Direction, Proxy, RedisServer, eventually, within};
+use leasehold_support::faults::waiter;
+use leasehold_support::locks::*;
+use leasehold_support::{Direction, Proxy, RedisServer, eventually, within};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::task::JoinHandle;
 use tokio::time::{Instant, sleep, timeout};
@@ -122,7 +118,7 @@ async fn a_lock_whose_grant_was_never_answered_is_adopted() {
     let mut raw = fixture.server.raw();
     assert!(guard.is_held());
     // One grant: the second request was told the token of the first.
-    assert_eq!(locks::token_held(&mut raw), Some(guard.token().to_string()));
+    assert_eq!(leasehold_support::locks::token_held(&mut raw), Some(guard.token().to_string()));
     assert_eq!(left(&mut raw), [KEY]);
     guard.release().await.expect("held to the end");
     assert_eq!(left(&mut raw), Vec::<String>::new());
@@ -135,7 +131,7 @@ async fn a_try_lock_whose_grant_was_never_answered_is_adopted() {
     let guard = within(SOON, fixture.far(LONG).try_lock()).await.expect("answered").expect("free");
     within(SOON, cut).await.expect("the first answer was lost");
     let mut raw = fixture.server.raw();
-    assert_eq!(locks::token_held(&mut raw), Some(guard.token().to_string()));
+    assert_eq!(leasehold_support::locks::token_held(&mut raw), Some(guard.token().to_string()));
     guard.release().await.expect("held to the end");
     assert_eq!(left(&mut raw), Vec::<String>::new());
 }
@@ -151,7 +147,7 @@ async fn a_release_that_was_never_answered_succeeds_and_touches_no_later_holder(
     within(SOON, cut).await.expect("the first answer was lost");
     released.expect("repeated until answered");
     let mut raw = fixture.server.raw();
-    assert_eq!(locks::token_held(&mut raw), Some(next.token().to_string()));
+    assert_eq!(leasehold_support::locks::token_held(&mut raw), Some(next.token().to_string()));
     assert!(raw.get(KEY).is_some() && next.is_held(), "the repeated release left the next holder alone");
     next.release().await.expect("held to the end");
     nothing_left(&fixture.server, SECOND).await;

@@ -1,10 +1,6 @@
 //! Parts of a Redis store that hang, swallow packets, or decline for a few seconds.
 #![cfg(feature = "_redis")]
 
-#[path = "support/lines.rs"]
-mod lines;
-mod support;
-
 use std::cmp::Reverse;
 use std::net::SocketAddr;
 use std::sync::{Arc, LazyLock, Mutex};
@@ -13,10 +9,10 @@ use std::time::{Duration, Instant};
 use futures::FutureExt;
 use futures::future::{join_all, pending};
 use leasehold::{Client, DistMutex, Error, Guard, MutexOptions, Severity, Status};
-use lines::Lines;
-use support::hosts::{Fault, FaultyAddress, is_run_with_hosts};
-use support::topology::wait_until;
-use support::{Cluster, Proxy, Raw, RedisServer, Reply, Setup, eventually, within};
+use leasehold_support::hosts::{Fault, FaultyAddress, is_run_with_hosts};
+use leasehold_support::lines::Lines;
+use leasehold_support::topology::wait_until;
+use leasehold_support::{Cluster, Proxy, Raw, RedisServer, Reply, Setup, eventually, within};
 use tokio::io::{AsyncReadExt, copy, copy_bidirectional};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::task::{JoinHandle, JoinSet, block_in_place};
@@ -173,7 +169,7 @@ async fn new_connections_that_stop_in_the_middle_of_an_answer_are_replaced() {
         rows.spawn(async move {
             let Some(server) = RedisServer::start_or_skip("answers that stop in the middle") else { return };
             let relay = Relay::start(server.port()).await;
-            let client = Client::connect(&support::url_of(relay.port)).await.expect("it answers");
+            let client = Client::connect(&leasehold_support::url_of(relay.port)).await.expect("it answers");
             let direct = Client::connect(&server.url()).await.expect("it answers");
             let options = MutexOptions::new().ttl(SECOND * 30);
             let mutex = |client: &Client, name| client.mutex_with(name, options.clone()).expect("valid");
@@ -623,7 +619,7 @@ fn sentinel_in_epoch(primary: &RedisServer, epoch: u32) -> Option<RedisServer> {
 }
 
 fn sentinel_url(address: SocketAddr) -> String {
-    format!("redis-sentinel://{}{address}/main", support::acl::login())
+    format!("redis-sentinel://{}{address}/main", leasehold_support::acl::login())
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

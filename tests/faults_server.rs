@@ -1,19 +1,15 @@
 //! Faults of the server: it hangs, dies, loses its data, disconnects its clients, or sends nonsense.
 #![cfg(feature = "_redis")]
 
-#[path = "support/locks.rs"]
-mod locks;
-mod support;
-
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::thread;
 use std::time::Duration;
 
 use leasehold::{Client, DistMutex, Error, Guard, LossReason};
-use locks::*;
-use support::faults::waiter;
-use support::{Raw, RedisServer, Setup, eventually, within};
+use leasehold_support::faults::waiter;
+use leasehold_support::locks::*;
+use leasehold_support::{Raw, RedisServer, Setup, eventually, within};
 use tokio::task::{JoinHandle, JoinSet};
 use tokio::time::{Instant, sleep, timeout};
 use uuid::Uuid;
@@ -587,7 +583,11 @@ async fn nonsense_on_the_channel_changes_nothing() {
     assert_eq!(raw.send(&["ZCARD", QUEUE]).int(), 1);
     guard.release().await.expect("held to the end");
     let guard = granted(waiting, SOON).await;
-    assert_eq!(locks::token_held(&mut raw), Some(guard.token().to_string()), "the real token");
+    assert_eq!(
+        leasehold_support::locks::token_held(&mut raw),
+        Some(guard.token().to_string()),
+        "the real token"
+    );
     guard.release().await.expect("held to the end");
     elsewhere.release().await.expect("held to the end");
     nothing_left(&fixture.server, SECOND).await;

@@ -1,18 +1,15 @@
 //! What hand-over inside a client promises, on the store inside the process, in tokio's paused time.
 
-#[path = "support/locks.rs"]
-mod locks;
 #[macro_use]
 #[path = "support/handover_promises.rs"]
 mod handover_promises;
-mod support;
 
 use std::sync::Arc;
 
 use handover_promises::{granted, local, waiter};
 use leasehold::{Client, MemoryBackend};
-use locks::*;
-use support::{begun, within};
+use leasehold_support::locks::*;
+use leasehold_support::{begun, within};
 use tokio::runtime::{Builder, Runtime};
 
 /// Clients of one store.

@@ -1,20 +1,17 @@
 //! What hand-over inside a client promises, on a real server.
 #![cfg(feature = "_redis")]
 
-#[path = "support/locks.rs"]
-mod locks;
 #[macro_use]
 #[path = "support/handover_promises.rs"]
 mod handover_promises;
-mod support;
 
 use std::time::Duration;
 
 use futures::future::join_all;
 use handover_promises::{granted, local, until_waiting, waiter};
 use leasehold::{Client, DistMutex, Error, LeaseEnd, LossReason};
-use locks::*;
-use support::{Direction, Proxy, RedisServer, begun, eventually, within};
+use leasehold_support::locks::*;
+use leasehold_support::{Direction, Proxy, RedisServer, begun, eventually, within};
 use tokio::task::JoinHandle;
 use tokio::time::timeout;
 

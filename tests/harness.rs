@@ -1,8 +1,6 @@
 //! The support code of the other tests can itself be trusted: its servers, faults and processes do what
 //! their names say, and its waits can fail.
 
-mod support;
-
 use std::env;
 use std::fs;
 use std::io::Read;
@@ -11,7 +9,7 @@ use std::path::Path;
 use std::process::{Command, Output};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
-use support::{
+use leasehold_support::{
     Clock, Direction, Proxy, Raw, RedisServer, Reply, Setup, Worker, eventually, say, within, worker_args,
 };
 use tokio::io::{AsyncReadExt, AsyncWriteExt};

@@ -1,8 +1,5 @@
 //! Holders have names: labels, notes and ids, what a call that gives up says about them, and what `list` finds.
 
-#[path = "support/intercept.rs"]
-mod intercept;
-
 use std::collections::BTreeSet;
 use std::future::pending;
 use std::process;
@@ -12,12 +9,12 @@ use std::time::Duration;
 
 use futures::future::join_all;
 use futures::{FutureExt, StreamExt, TryStreamExt};
-use intercept::{Intercept, Intercepted, Reply};
 use leasehold::backend::{Answer, Backend, Detail, Request};
 use leasehold::{
     Client, DistMutex, Error, Inspection, MAX_LABEL_BYTES, MAX_NOTE_BYTES, MemoryBackend, MutexOptions,
     Purpose, SemaphoreOptions,
 };
+use leasehold_support::intercept::{Intercept, Intercepted, Reply};
 use tokio::time::{Instant, sleep};
 
 type Outcome = Result<(), Error>;

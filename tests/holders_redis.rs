@@ -1,10 +1,6 @@
 //! Who holds and who waits, by name; and what is held or awaited at all: on one server and in a cluster.
 #![cfg(feature = "_redis")]
 
-#[path = "support/observing.rs"]
-mod observing;
-mod support;
-
 use std::collections::BTreeMap;
 use std::time::Duration;
 
@@ -16,8 +12,8 @@ use leasehold::backend::{
 use leasehold::redis::RedisBackend;
 use leasehold::redlock::RedlockBackend;
 use leasehold::{BackendError, Client, Error};
-use observing::Observing;
-use support::{Cluster, Nodes, Raw, RedisServer, Reply, eventually, within};
+use leasehold_support::observing::Observing;
+use leasehold_support::{Cluster, Nodes, Raw, RedisServer, Reply, eventually, within};
 
 const SECOND: Duration = Duration::from_secs(1);
 const TTL: Duration = Duration::from_secs(30);

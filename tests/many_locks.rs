@@ -16,11 +16,8 @@ mod file;
 mod mysql;
 #[path = "support/postgres.rs"]
 mod postgres;
-mod support;
 #[path = "support/zookeeper.rs"]
 mod zookeeper;
-#[path = "support/zookeeper_wire.rs"]
-mod zookeeper_wire;
 
 use std::collections::hash_map::RandomState;
 use std::future::pending;
@@ -37,10 +34,12 @@ use leasehold::{
     Client, Error, Fence, FencingToken, Guard, LeaseEnd, LeaseTicket, LossReason, MutexOptions, RwLock,
     SemaphoreOptions, WriteGuard,
 };
+use leasehold_support::{
+    Direction, Proxy, RedisServer, Setup, Worker, begun, eventually, say, within, worker_args,
+};
 use mysql::MysqlServer;
 use parking_lot::Mutex;
 use postgres::PostgresServer;
-use support::{Direction, Proxy, RedisServer, Setup, Worker, begun, eventually, say, within, worker_args};
 use tokio::task::{JoinHandle, JoinSet};
 use tokio::time::timeout;
 use zookeeper::ZookeeperServer;

@@ -1,8 +1,6 @@
 //! Metrics: exactly what has happened is counted, and the docs and the dashboard name what the code feeds.
 #![cfg(all(feature = "metrics", feature = "_redis"))]
 
-mod support;
-
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::future::ready;
@@ -13,9 +11,9 @@ use std::time::Duration;
 use leasehold::backend::Backend;
 use leasehold::observer::Event;
 use leasehold::{Client, Error, MemoryBackend, MetricsObserver, MutexOptions};
+use leasehold_support::RedisServer;
 use metrics::{Counter, Gauge, Histogram, Key, KeyName, Metadata, Recorder, SharedString, Unit};
 use metrics_util::debugging::{DebugValue, DebuggingRecorder, Snapshotter};
-use support::RedisServer;
 use tokio::sync::Notify;
 use tokio::time::sleep;
 
@@ -173,7 +171,7 @@ async fn the_clients_of_a_store_are_counted_and_those_that_can_reach_it() -> Res
                 connected += values.get("store_connected").unwrap_or(&0);
                 ready((open, connected) == expected)
             };
-            support::eventually(Duration::from_secs(20), are_as_expected).await;
+            leasehold_support::eventually(Duration::from_secs(20), are_as_expected).await;
         };
         are((3, 3)).await;
         clients[0].0.cut_off();

@@ -2,10 +2,6 @@
 //! `RedisBuilder::poll_interval`.
 #![cfg(feature = "fred")]
 
-#[path = "support/locks.rs"]
-mod locks;
-mod support;
-
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::thread;
@@ -14,8 +10,8 @@ use std::time::Duration;
 use futures::future::join_all;
 use leasehold::redis::RedisBackend;
 use leasehold::{Client, DistMutex, Error, Guard, MutexOptions, SemaphoreOptions};
-use locks::*;
-use support::{Proxy, Raw, RedisServer, eventually, one_place_each, options, within};
+use leasehold_support::locks::*;
+use leasehold_support::{Proxy, Raw, RedisServer, eventually, one_place_each, options, within};
 use tokio::task::JoinHandle;
 use tokio::time::{Instant, sleep};
 

@@ -1,8 +1,6 @@
 //! What `DistMutex`, `Guard` and `Client` promise, on the store inside the process. A peer of the store represents
 //! another process, and where time matters, tokio's paused clock drives it.
 
-mod support;
-
 use std::future::Future;
 use std::mem;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -23,8 +21,8 @@ use leasehold::{
     Client, DistMutex, Error, Fence, Guard, Inspection, LeaseEnd, LossReason, Lost, MAX_NAME_BYTES,
     MemoryBackend, MutexOptions, Protected, SemaphoreOptions,
 };
-use support::intercept::{Intercept, Intercepted, Reply};
-use support::{assert_pending, begun, eventually, local_handover, one_place_each, options, within};
+use leasehold_support::intercept::{Intercept, Intercepted, Reply};
+use leasehold_support::{assert_pending, begun, eventually, local_handover, one_place_each, options, within};
 use tokio::runtime::{Builder, Runtime};
 use tokio::sync::{Notify, mpsc};
 use tokio::task::yield_now;
@@ -996,10 +994,12 @@ fn a_client_is_used_first_by_several_threads_at_the_same_time() {
                     let runtime = runtime();
                     begin.wait();
                     runtime.block_on(async {
-                        let guard =
-                            support::within(SECOND * 5, client.mutex("shared").expect("valid").lock())
-                                .await
-                                .expect("granted");
+                        let guard = leasehold_support::within(
+                            SECOND * 5,
+                            client.mutex("shared").expect("valid").lock(),
+                        )
+                        .await
+                        .expect("granted");
                         guard.release().await.expect("held");
                     });
                 });

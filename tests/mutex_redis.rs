@@ -2,10 +2,6 @@
 //! clients represent several processes; what another library or an operator would do is sent by hand.
 #![cfg(feature = "_redis")]
 
-#[path = "support/locks.rs"]
-mod locks;
-mod support;
-
 use std::future::{Future, pending, ready};
 use std::net::TcpListener;
 use std::path::Path;
@@ -18,11 +14,11 @@ use futures::future::{join_all, select_all};
 use leasehold::backend::LeaseId;
 use leasehold::redis::{RedisBackend, RedisBuilder};
 use leasehold::{Client, DistMutex, Error, Guard, LeaseEnd, LossReason, MAX_NAME_BYTES, MutexOptions};
-use locks::{
+use leasehold_support::locks::{
     BARE_HOLDER, Counter, FENCE, KEY, NAME, QUEUE, SECOND, SOON, all_commands, bare_lock, bare_release, ms,
     scripts_called,
 };
-use support::{
+use leasehold_support::{
     Raw, RedisServer, Reply, Setup, assert_pending, eventually, local_handover, one_place_each, options,
     within,
 };
@@ -894,7 +890,7 @@ async fn a_configuration_of_fred_names_the_database() {
     use fred::types::config::Config;
 
     let Some(server) = RedisServer::start_or_skip("databases") else { return };
-    server.allow(&support::more_rules("+select"));
+    server.allow(&leasehold_support::more_rules("+select"));
     let config = Config { database: Some(3), ..Config::from_url(&server.url()).expect("valid") };
     let backend = RedisBackend::builder_from_fred(config).connect().await.expect("connected");
     let by_config = Client::with_backend(Arc::new(backend));

@@ -5,7 +5,6 @@
 
 #[path = "support/mysql.rs"]
 mod server;
-mod support;
 #[macro_use]
 #[path = "support/server_promises.rs"]
 mod server_promises;
@@ -21,6 +20,11 @@ use std::time::Duration;
 use leasehold::backend::{Answer, Backend, Claim, Detail, Kind, LeaseRef, Request, Resource};
 use leasehold::mysql::{MysqlBackend, MysqlPush};
 use leasehold::{BackendError, Client, Error, Guard, MutexOptions, Severity, mysql};
+use leasehold_support::faults::{
+    NAME, SECOND, SOON, brief_mutex, granted, ms, mutex, refused, until_waiting, waiter,
+};
+use leasehold_support::wire::Fault;
+use leasehold_support::{Load, eventually, within};
 use mysql_async::prelude::Queryable;
 use mysql_async::{OptsBuilder, Pool, PoolConstraints, PoolOpts};
 use server::{MysqlServer, PASSWORD, USER};
@@ -28,9 +32,6 @@ use server_promises::{
     Server, assert_refused, assert_unavailable, is_process_of_its_own, nothing_went_wrong,
 };
 use sql_promises::SqlServer;
-use support::faults::{NAME, SECOND, SOON, brief_mutex, granted, ms, mutex, refused, until_waiting, waiter};
-use support::wire::Fault;
-use support::{Load, eventually, within};
 use tokio::task::JoinHandle;
 use tokio::time::{Instant, sleep};
 use wire::Wire;
@@ -443,8 +444,10 @@ async fn a_row_locked_by_another_program_delays_no_other_lock() {
 async fn a_client_that_stops_while_it_is_its_turn_holds_up_the_others_for_a_moment() {
     let Some(server) = MysqlServer::start_or_skip("clients that stop") else { return };
     let wire = Wire::start(server.port()).await;
-    let (stopping, direct) =
-        (MysqlBackend::connect(&wire.url()).await.expect("the wire is whole"), server.backend().await);
+    let (stopping, direct) = (
+        MysqlBackend::connect(&server::url_of(wire.port())).await.expect("the wire is whole"),
+        server.backend().await,
+    );
     let request = |backend: &MysqlBackend| {
         Request::new(
             LeaseRef::new(backend.lease_id(), Resource::named("lock:", NAME, Kind::Mutex)),
@@ -589,7 +592,7 @@ async fn a_client_that_polls_makes_as_many_queries_for_many_locks_as_for_one() {
     let Some(server) = MysqlServer::start_or_skip("polling") else { return };
     let wire = Wire::start(server.port()).await;
     let (direct, polling) =
-        (server.client().await, Client::connect(&format!("{}?push=off", wire.url())).await);
+        (server.client().await, Client::connect(&format!("{}?push=off", server::url_of(wire.port()))).await);
     let polling = polling.expect("the wire is whole");
     let (mut held, mut waiters) = (Vec::new(), Vec::new());
     for n in 0..20 {
@@ -623,7 +626,7 @@ async fn requests_per_hand_over(server: &MysqlServer, clients: usize) -> (f64, f
 
     let wire = Wire::start(server.port()).await;
     // Hundreds of clients on a slow machine are not to repeat requests.
-    let url = format!("{}?reply_timeout=20s", wire.url());
+    let url = format!("{}?reply_timeout=20s", server::url_of(wire.port()));
     let mut all = Vec::new();
     for _ in 0..clients {
         all.push(Client::connect(&url).await.expect("the wire is whole"));

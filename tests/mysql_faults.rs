@@ -2,24 +2,21 @@
 //! failure.
 #![cfg(feature = "mysql")]
 
-#[path = "support/refusing_proxy.rs"]
-mod refusing_proxy;
 #[path = "support/mysql.rs"]
 mod server;
 #[macro_use]
 #[path = "support/sql_faults.rs"]
 mod sql_faults;
-mod support;
 #[path = "support/mysql_wire.rs"]
 mod wire;
 
 use futures::future::join_all;
 use leasehold::{Client, Error, Severity};
-use refusing_proxy::{Mode, Refusable, RefusingProxy};
+use leasehold_support::faults::SOON;
+use leasehold_support::refusing_proxy::{Mode, Refusable, RefusingProxy};
+use leasehold_support::within;
 use server::{MysqlServer, PASSWORD, USER};
 use sql_faults::{SqlServer, assert_stayed_connected, lock_and_release, mutex, survive, url};
-use support::faults::SOON;
-use support::within;
 use wire::Mysql;
 
 impl Refusable for Mysql {

@@ -6,7 +6,6 @@ mod mysql;
 #[macro_use]
 #[path = "support/process_promises.rs"]
 mod process_promises;
-mod support;
 
 use std::path::Path;
 

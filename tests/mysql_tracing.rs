@@ -2,19 +2,16 @@
 //! can only be collected for the whole process.
 #![cfg(feature = "mysql")]
 
-#[path = "support/lines.rs"]
-mod lines;
 #[macro_use]
 #[path = "support/outages.rs"]
 mod outages;
 #[path = "support/mysql.rs"]
 mod server;
-mod support;
 
 use std::time::Duration;
 
 use leasehold::Client;
-use lines::Lines;
+use leasehold_support::lines::Lines;
 use server::{MysqlServer, PASSWORD, USER};
 
 const SOON: Duration = Duration::from_secs(10);
@@ -38,7 +35,7 @@ async fn one_event_when_the_store_becomes_unreachable_and_one_when_it_is_back_wi
     for id in before.split(',') {
         server.execute(&format!("KILL CONNECTION {id}")).await;
     }
-    support::eventually(SOON, || async {
+    leasehold_support::eventually(SOON, || async {
         client.ping(SOON).await.expect("it answers on another one");
         let now = server.execute(sessions).await.unwrap_or_default();
         now != before && now.contains(',')

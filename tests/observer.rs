@@ -1,7 +1,5 @@
 //! What observers are told: every event, on the store in memory, in tokio's paused time.
 
-mod support;
-
 use std::fmt::Debug;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
@@ -15,7 +13,7 @@ use leasehold::{
     BackendError, Client, DistMutex, Error, ErrorKind, FencingToken, Guard, LossReason, MemoryBackend,
     MutexOptions, SemaphoreOptions, Status, StoreState,
 };
-use support::intercept::{Intercept, Intercepted, Reply};
+use leasehold_support::intercept::{Intercept, Intercepted, Reply};
 use tokio::time::{advance, sleep};
 
 const NAME: &str = "machine:42";
@@ -448,7 +446,7 @@ async fn a_change_of_the_store_between_looking_at_it_and_watching_it_is_not_miss
     let (client, told) = observed_on(Client::with_backend(Intercepted::new(&MemoryBackend::new(), CutOff)));
     // From its first use on, a store in memory is watched.
     drop(client.mutex(NAME).expect("valid").try_lock().now_or_never());
-    support::eventually(TTL, || ready(told.take() == ["store disconnected"])).await;
+    leasehold_support::eventually(TTL, || ready(told.take() == ["store disconnected"])).await;
 }
 
 #[tokio::test(start_paused = true)]
@@ -464,7 +462,7 @@ async fn the_store_is_told_with_what_was_told_before() -> Result<(), Error> {
         })
     };
     let next = async || {
-        support::eventually(TTL, || ready(!told.lock().expect("no panic").is_empty())).await;
+        leasehold_support::eventually(TTL, || ready(!told.lock().expect("no panic").is_empty())).await;
         std::mem::take(&mut *told.lock().expect("no panic"))
     };
     let link = Arc::new(MemoryBackend::new());

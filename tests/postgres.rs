@@ -5,7 +5,6 @@
 
 #[path = "support/postgres.rs"]
 mod server;
-mod support;
 #[macro_use]
 #[path = "support/server_promises.rs"]
 mod server_promises;
@@ -21,14 +20,14 @@ use futures::StreamExt;
 use leasehold::backend::{Answer, Backend, Claim, Detail, Event, Kind, LeaseRef, Request, Resource};
 use leasehold::postgres::PostgresBackend;
 use leasehold::{BackendError, Client, Severity, postgres};
+use leasehold_support::faults::{NAME, SECOND, SOON, granted, ms, mutex, refused, until_waiting, waiter};
+use leasehold_support::wire::Fault;
+use leasehold_support::{eventually, within};
 use server::{PASSWORD, Pooler, PostgresServer, USER};
 use server_promises::{
     Server, a_hand_over_takes_fewer_requests_than, assert_refused, assert_unavailable, is_process_of_its_own,
 };
 use sql_promises::SqlServer;
-use support::faults::{NAME, SECOND, SOON, granted, ms, mutex, refused, until_waiting, waiter};
-use support::wire::Fault;
-use support::{eventually, within};
 use tokio::time::{Instant, timeout};
 use wire::Wire;
 
@@ -386,8 +385,10 @@ async fn of_several_servers_the_one_that_can_be_written_is_used() {
 async fn a_client_that_stops_while_it_has_a_row_locked_holds_up_the_others_for_a_moment() {
     let Some(server) = PostgresServer::start_or_skip("clients that stop") else { return };
     let wire = Wire::start(server.port()).await;
-    let (stopping, direct) =
-        (PostgresBackend::connect(&wire.url()).await.expect("the wire is whole"), server.backend().await);
+    let (stopping, direct) = (
+        PostgresBackend::connect(&server::url_of(wire.port())).await.expect("the wire is whole"),
+        server.backend().await,
+    );
     let request = |backend: &PostgresBackend| {
         Request::new(
             LeaseRef::new(backend.lease_id(), Resource::named("lock:", NAME, Kind::Mutex)),

@@ -2,26 +2,23 @@
 //! failure.
 #![cfg(feature = "postgres")]
 
-#[path = "support/refusing_proxy.rs"]
-mod refusing_proxy;
 #[path = "support/postgres.rs"]
 mod server;
 #[macro_use]
 #[path = "support/sql_faults.rs"]
 mod sql_faults;
-mod support;
 #[path = "support/postgres_wire.rs"]
 mod wire;
 
 use futures::future::join_all;
 use leasehold::{Client, Error, MutexOptions, Severity};
-use refusing_proxy::{Mode, Refusable, RefusingProxy};
+use leasehold_support::faults::SECOND;
+use leasehold_support::refusing_proxy::{Mode, Refusable, RefusingProxy};
 use server::{PASSWORD, PostgresServer, USER};
 use sql_faults::{
     SqlServer, assert_soon_after, lock_and_release, mutex, survive, twenty_waiters, until_free,
     until_granted, until_waiting, url,
 };
-use support::faults::SECOND;
 use tokio::time::{Instant, sleep};
 use wire::Postgres;
 

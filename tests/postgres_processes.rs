@@ -6,7 +6,6 @@ mod postgres;
 #[macro_use]
 #[path = "support/process_promises.rs"]
 mod process_promises;
-mod support;
 
 use std::path::Path;
 

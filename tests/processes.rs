@@ -2,14 +2,12 @@
 //! worker is this test binary once more, as a process of its own.
 #![cfg(feature = "_redis")]
 
-mod support;
-
 use std::future::{Future, pending, ready};
 use std::process;
 use std::time::Duration;
 
 use leasehold::{Client, DistMutex, Error, FencingToken, Guard, LossReason, MutexOptions};
-use support::{
+use leasehold_support::{
     Raw, RedisServer, Reply, Worker, eventually, one_place_each, options, say, url_of, within, worker_args,
 };
 use tokio::task::{JoinHandle, JoinSet};

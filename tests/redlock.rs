@@ -1,8 +1,6 @@
 //! A lock on a majority of several servers.
 #![cfg(feature = "_redis")]
 
-mod support;
-
 use std::pin::pin;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -13,8 +11,10 @@ use futures::{FutureExt, StreamExt};
 use leasehold::redis::RedisBackend;
 use leasehold::redlock::RedlockBackend;
 use leasehold::{BackendError, Client, DistMutex, Error, Fence, Guard, Inspection, LossReason, MutexOptions};
-use support::nodes::url;
-use support::{Clock, Direction, Nodes, Proxy, Setup, assert_is_never_lowered, eventually, options, within};
+use leasehold_support::nodes::url;
+use leasehold_support::{
+    Clock, Direction, Nodes, Proxy, Setup, assert_is_never_lowered, eventually, options, within,
+};
 use tokio::task::JoinSet;
 use tokio::time::{Instant, sleep, timeout};
 

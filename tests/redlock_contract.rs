@@ -5,7 +5,6 @@
 #[macro_use]
 #[path = "support/points.rs"]
 mod points;
-mod support;
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -15,7 +14,7 @@ use futures::{FutureExt, StreamExt};
 use leasehold::backend::conformance::{self, Harness};
 use leasehold::backend::{Backend, Kind};
 use leasehold::redlock::RedlockBackend;
-use support::{Nodes, more_rules};
+use leasehold_support::{Nodes, more_rules};
 use tokio::sync::{Semaphore, SemaphorePermit};
 
 /// How many tests run at a time.

@@ -2,8 +2,6 @@
 //! of clients that are gone. In a program of its own, because each client here is connected to several servers.
 #![cfg(feature = "_redis")]
 
-mod support;
-
 use std::fmt::Debug;
 use std::net::SocketAddr;
 use std::time::Duration;
@@ -12,9 +10,11 @@ use futures::FutureExt;
 use futures::future::join_all;
 use futures::stream::{self, StreamExt};
 use leasehold::{Client, DistMutex, Error, Guard, MutexOptions, NodeState, Severity, Status};
-use support::hosts::{Fault, FaultyAddress, is_run_with_hosts};
-use support::nodes::{url, url_of_hosts};
-use support::{Direction, Nodes, Proxy, Raw, RedisServer, Setup, eventually, one_place_each, within};
+use leasehold_support::hosts::{Fault, FaultyAddress, is_run_with_hosts};
+use leasehold_support::nodes::{url, url_of_hosts};
+use leasehold_support::{
+    Direction, Nodes, Proxy, Raw, RedisServer, Setup, eventually, one_place_each, within,
+};
 use tokio::sync::Semaphore;
 use tokio::time::{Instant, sleep, timeout, timeout_at};
 
@@ -504,7 +504,7 @@ async fn clients_that_are_gone_leave_no_connection_at_any_node() {
         }
     }
     for server in &nodes.0 {
-        assert_eq!(server.raw().send(&["PUBSUB", "CHANNELS"]), support::Reply::Array(Vec::new()));
+        assert_eq!(server.raw().send(&["PUBSUB", "CHANNELS"]), leasehold_support::Reply::Array(Vec::new()));
     }
 }
 

@@ -1,10 +1,6 @@
 //! What `ReentrantLock` promises, on the store inside the process. A peer of the store represents another process,
 //! and where time matters, tokio's paused clock drives it.
 
-#[path = "support/locks.rs"]
-mod locks;
-mod support;
-
 use std::future::Future;
 use std::mem;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -24,9 +20,9 @@ use leasehold::{
     Client, DistMutex, Error, FencingToken, Guard, Inspection, LeaseEnd, LossReason, MAX_NAME_BYTES,
     MemoryBackend, MutexOptions, ReentrantLock,
 };
-use locks::orders;
-use support::intercept::{Intercept, Intercepted, Reply};
-use support::{assert_pending, eventually, one_place_each, within};
+use leasehold_support::intercept::{Intercept, Intercepted, Reply};
+use leasehold_support::locks::orders;
+use leasehold_support::{assert_pending, eventually, one_place_each, within};
 use tokio::runtime::Builder;
 use tokio::sync::mpsc;
 use tokio::task::{JoinSet, yield_now};

@@ -2,14 +2,14 @@
 //! replaced. Each worker is this test binary once more, as a process of its own.
 #![cfg(feature = "_redis")]
 
-mod support;
-
 use std::future::{Future, ready};
 use std::time::Duration;
 
 use futures::future::join_all;
 use leasehold::{Client, DistMutex, FencingToken, Guard, Inspection, MutexOptions, ReentrantLock};
-use support::{Raw, RedisServer, Reply, Worker, eventually, options, say, url_of, within, worker_args};
+use leasehold_support::{
+    Raw, RedisServer, Reply, Worker, eventually, options, say, url_of, within, worker_args,
+};
 use tokio::task::{JoinHandle, JoinSet};
 use tokio::time::{Instant, sleep, sleep_until};
 

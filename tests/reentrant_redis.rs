@@ -2,10 +2,6 @@
 //! processes; what another library or an operator would do is sent by hand.
 #![cfg(feature = "_redis")]
 
-#[path = "support/locks.rs"]
-mod locks;
-mod support;
-
 use std::future::{Future, ready};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
@@ -16,9 +12,9 @@ use leasehold::backend::LeaseId;
 use leasehold::{
     Client, DistMutex, Error, FencingToken, Guard, Inspection, LossReason, MutexOptions, ReentrantLock,
 };
-use locks::*;
-use support::proxy::Request;
-use support::{Direction, Proxy, Raw, RedisServer, Reply, Setup, eventually, within};
+use leasehold_support::locks::*;
+use leasehold_support::proxy::Request;
+use leasehold_support::{Direction, Proxy, Raw, RedisServer, Reply, Setup, eventually, within};
 use tokio::task::{JoinHandle, JoinSet};
 use tokio::time::{Instant, sleep, sleep_until, timeout};
 

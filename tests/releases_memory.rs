@@ -1,7 +1,5 @@
 //! How often a release is sent, for how long, and what its caller is told, by what happens to it on its way to the store.
 
-mod support;
-
 use std::collections::VecDeque;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -10,9 +8,9 @@ use std::time::Duration;
 use futures::future::FutureExt;
 use leasehold::backend::{Backend, LeaseRef, Released};
 use leasehold::{BackendError, Client, DistMutex, Error, Guard, LossReason, MemoryBackend};
+use leasehold_support::intercept::{Intercept, Intercepted, Reply};
+use leasehold_support::{begun, options, within};
 use parking_lot::Mutex;
-use support::intercept::{Intercept, Intercepted, Reply};
-use support::{begun, options, within};
 use tokio::time::{Instant, sleep};
 
 const TTL: Duration = Duration::from_secs(20);
@@ -40,10 +38,10 @@ struct Fates {
 
 impl Fates {
     /// A client of the store, its fates, and a lock that it holds.
-    async fn held(store: &MemoryBackend) -> (Client, Arc<Self>, Guard) {
+    async fn held(store: &MemoryBackend) -> (Client, Arc<Intercepted<Self>>, Guard) {
         let (next, then) = (Mutex::default(), Mutex::new(Fate::Answered));
-        let fates = Arc::new(Self { next, then, attempts: AtomicUsize::new(0) });
-        let client = Client::with_backend(Intercepted::new(store, Arc::clone(&fates)));
+        let fates = Intercepted::new(store, Self { next, then, attempts: AtomicUsize::new(0) });
+        let client = Client::with_backend(Arc::<Intercepted<Self>>::clone(&fates));
         let guard = mutex(&client).lock().await.expect("free");
         (client, fates, guard)
     }
@@ -53,7 +51,7 @@ impl Fates {
     }
 }
 
-impl Intercept for Arc<Fates> {
+impl Intercept for Fates {
     fn release<'a>(&'a self, store: &'a MemoryBackend, lease: &'a LeaseRef) -> Reply<'a, Released> {
         self.attempts.fetch_add(1, Ordering::Relaxed);
         let fate = self.next.lock().pop_front().unwrap_or_else(|| self.then.lock().clone());

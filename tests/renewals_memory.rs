@@ -1,9 +1,5 @@
 //! Many leases are renewed in one request: a renewal that hangs holds up no other, and no deadline.
 
-mod support;
-#[path = "support/unresponsive.rs"]
-mod unresponsive;
-
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
@@ -13,13 +9,13 @@ use futures::stream::{self, BoxStream};
 use futures::{FutureExt, StreamExt};
 use leasehold::backend::{Answer, Answered, Backend, Event, LeaseId, Renew, Renewal, Request};
 use leasehold::{Client, Guard, LossReason, MemoryBackend};
+use leasehold_support::intercept::{Intercept, Intercepted, Reply};
+use leasehold_support::unresponsive::{UNANSWERED, Unresponsive};
+use leasehold_support::{options, within};
 use parking_lot::Mutex;
-use support::intercept::{Intercept, Intercepted, Reply};
-use support::{options, within};
 use tokio::sync::broadcast;
 use tokio::task::unconstrained;
 use tokio::time::{Instant, sleep, sleep_until};
-use unresponsive::{UNANSWERED, Unresponsive};
 
 const SECOND: Duration = Duration::from_secs(1);
 

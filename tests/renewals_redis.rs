@@ -1,16 +1,12 @@
 //! Leases that are due together are renewed by few commands, and none of them notices the others.
 #![cfg(feature = "_redis")]
 
-#[path = "support/locks.rs"]
-mod locks;
-mod support;
-
 use std::future::ready;
 
 use futures::future::join_all;
 use leasehold::{Client, Guard, LossReason};
-use locks::{SECOND, SLACK, SOON, connect, deadline, ms, named, nothing_left};
-use support::{Raw, RedisServer, eventually, options, within};
+use leasehold_support::locks::{SECOND, SLACK, SOON, connect, deadline, ms, named, nothing_left};
+use leasehold_support::{Raw, RedisServer, eventually, options, within};
 use tokio::time::{Instant, sleep, timeout};
 
 const MANY: usize = 1000;

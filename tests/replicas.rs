@@ -1,15 +1,13 @@
 //! `wait_replicas`: a grant counts only when replicas have it.
 #![cfg(feature = "_redis")]
 
-mod support;
-
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use futures::future::join_all;
 use leasehold::redis::RedisBackend;
 use leasehold::{Client, Error};
-use support::{Cluster, RedisServer, Reply, Setup, eventually, more_rules, within};
+use leasehold_support::{Cluster, RedisServer, Reply, Setup, eventually, more_rules, within};
 use tokio::runtime::Builder;
 use tokio::time::timeout;
 

@@ -1,10 +1,6 @@
 //! Leases are kept whatever the threads of the application do, and a client goes on working after a runtime has ended.
 #![cfg(feature = "_redis")]
 
-#[path = "support/locks.rs"]
-mod locks;
-mod support;
-
 use std::future::ready;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -14,8 +10,8 @@ use std::time::{Duration, Instant};
 use futures::future::{join, join_all};
 use leasehold::redis::RedisBackend;
 use leasehold::{Client, Guard, MutexOptions};
-use locks::*;
-use support::{Direction, Proxy, RedisServer, Worker, eventually, say, within, worker_args};
+use leasehold_support::locks::*;
+use leasehold_support::{Direction, Proxy, RedisServer, Worker, eventually, say, within, worker_args};
 use tokio::runtime::{Builder, Runtime};
 use tokio::sync::oneshot;
 use tokio::time::timeout;
@@ -652,7 +648,7 @@ fn a_client_that_is_dropped_leaves_no_connection_on_a_runtime_that_is_not_driven
     drop((client, mutex));
     // Without the permission to have the server close them, those for commands and messages are closed with their
     // runtime.
-    let left = if support::acl::is_restricted() { 2 } else { 0 };
+    let left = if leasehold_support::acl::is_restricted() { 2 } else { 0 };
     let mut raw = server.raw();
     second.block_on(eventually(SOON, || ready(connections(&mut raw) <= left)));
     assert_eq!(raw.keys("*"), [FENCE]);

@@ -4,13 +4,8 @@
 //! What every store must do in the same way is in `support/semaphore_promises.rs`; here is what can be tested on this
 //! store only: exact times, any number of polls, threads that race.
 
-#[path = "support/locks.rs"]
-mod locks;
 #[path = "support/semaphores.rs"]
 mod semaphores;
-mod support;
-#[path = "support/unresponsive.rs"]
-mod unresponsive;
 
 /// Makes a test of a function for each kind named, on a store of its own, under a paused clock.
 macro_rules! promise {
@@ -70,12 +65,12 @@ use futures::poll;
 use leasehold::{
     Client, CountingSemaphore, Error, FairSemaphore, Guard, Inspection, LossReason, SemaphoreOptions,
 };
+use leasehold_support::unresponsive::Unresponsive;
+use leasehold_support::{assert_pending, within};
 use semaphores::*;
-use support::{assert_pending, within};
 use tokio::runtime::{Builder, Runtime};
 use tokio::task::{JoinSet, yield_now};
 use tokio::time::{Instant, sleep, timeout, timeout_at};
-use unresponsive::Unresponsive;
 
 fn runtime() -> Runtime {
     Builder::new_current_thread().enable_time().build().expect("a runtime")

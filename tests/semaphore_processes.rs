@@ -2,13 +2,8 @@
 //! Each worker is this test binary once more, as a process of its own.
 #![cfg(feature = "_redis")]
 
-#[path = "support/locks.rs"]
-mod locks;
-#[path = "support/naive.rs"]
-mod naive;
 #[path = "support/semaphores.rs"]
 mod semaphores;
-mod support;
 
 use std::future::{Future, pending, ready};
 use std::slice::from_ref;
@@ -19,10 +14,10 @@ use futures::future::join_all;
 use futures::stream;
 use leasehold::backend::Kind;
 use leasehold::{Client, CountingSemaphore, Error, FairSemaphore, FencingToken, Guard, SemaphoreOptions};
-use locks::left;
-use naive::{Naive, now_us};
+use leasehold_support::locks::left;
+use leasehold_support::naive::{Naive, now_us};
+use leasehold_support::{Clock, Raw, Reply, Worker, eventually, say, url_of, within, worker_args};
 use semaphores::*;
-use support::{Clock, Raw, Reply, Worker, eventually, say, url_of, within, worker_args};
 use tokio::task::{JoinHandle, JoinSet};
 use tokio::time::{Instant, sleep, sleep_until};
 

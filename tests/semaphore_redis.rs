@@ -1,11 +1,8 @@
 //! What both semaphores and their guards promise on a real Redis server, seen from one process.
 #![cfg(feature = "_redis")]
 
-#[path = "support/locks.rs"]
-mod locks;
 #[path = "support/semaphores.rs"]
 mod semaphores;
-mod support;
 
 /// Makes a test of a function for each kind named, on a server of its own.
 macro_rules! promise {
@@ -45,12 +42,14 @@ use futures::FutureExt;
 use futures::future::{join, join_all, select_all};
 use leasehold::backend::Kind;
 use leasehold::{BackendError, Client, Error, Guard, LossReason, SemaphoreOptions};
-use locks::{
+use leasehold_support::locks::{
     all_commands, assert_unavailable, disconnected, drive_until, left, listeners, polled, scripts_called,
 };
+use leasehold_support::proxy::Request;
+use leasehold_support::{
+    Clock, Direction, Proxy, Raw, RedisServer, Reply, Setup, assert_pending, eventually, within,
+};
 use semaphores::*;
-use support::proxy::Request;
-use support::{Clock, Direction, Proxy, Raw, RedisServer, Reply, Setup, assert_pending, eventually, within};
 use tokio::task::{JoinHandle, JoinSet};
 use tokio::time::{Instant, sleep, sleep_until, timeout, timeout_at};
 

@@ -1,14 +1,12 @@
 //! A primary with replicas, and sentinels that promote one of them.
 #![cfg(feature = "_redis")]
 
-mod support;
-
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use leasehold::redis::{Credentials, RedisBackend};
 use leasehold::{Client, Error, MutexOptions};
-use support::{Load, Raw, RedisServer, Sentinels, Setup, acl, eventually, more_rules, within};
+use leasehold_support::{Load, Raw, RedisServer, Sentinels, Setup, acl, eventually, more_rules, within};
 
 const SECOND: Duration = Duration::from_secs(1);
 

@@ -4,9 +4,6 @@
 
 #[path = "support/sqlite.rs"]
 mod file;
-#[path = "support/refusals.rs"]
-mod refusals;
-mod support;
 
 use std::error::Error as _;
 use std::fs;
@@ -20,9 +17,9 @@ use futures::StreamExt;
 use futures::stream::FuturesUnordered;
 use leasehold::backend::{Event, Kind, LeaseId, LeaseRef, Resource};
 use leasehold::{Client, Error, Guard, LossReason, MutexOptions, sqlite};
-use refusals::nothing_fails_during;
-use support::faults::{NAME, SECOND, SOON, brief_mutex, ms, mutex, until_waiting, waiter};
-use support::{Worker, assert_pending, eventually, say, within, worker_args};
+use leasehold_support::faults::{NAME, SECOND, SOON, brief_mutex, ms, mutex, until_waiting, waiter};
+use leasehold_support::refusals::nothing_fails_during;
+use leasehold_support::{Worker, assert_pending, eventually, say, within, worker_args};
 use tokio::runtime::Builder;
 use tokio::task::JoinHandle;
 use tokio::time::{Instant, sleep, timeout};

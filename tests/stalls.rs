@@ -4,10 +4,6 @@
 //! longer than a lease, and lets the rest go on. `stalls_soak` runs them at random, for longer.
 #![cfg(feature = "_redis")]
 
-#[path = "support/locks.rs"]
-mod locks;
-mod support;
-
 use std::future::ready;
 use std::sync::Arc;
 use std::time::Duration;
@@ -16,8 +12,8 @@ use futures::FutureExt;
 use futures::future::{BoxFuture, join_all};
 use leasehold::redis::RedisBackend;
 use leasehold::{Client, Error, Guard, Inspection, SemaphoreOptions};
-use locks::*;
-use support::{Direction, Proxy, RedisServer, Traffic, eventually, one_place_each, within};
+use leasehold_support::locks::*;
+use leasehold_support::{Direction, Proxy, RedisServer, Traffic, eventually, one_place_each, within};
 use tokio::task::JoinHandle;
 use tokio::time::{Instant, timeout};
 use uuid::Uuid;
@@ -261,7 +257,7 @@ async fn requests_given_up_during_a_stall_by_impatient_clients_leave_every_name_
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_request_on_a_lost_connection_is_not_carried_out_after_its_release() {
     let Some(server) = RedisServer::start_or_skip("a request that was held back") else { return };
-    server.allow(&support::more_rules("+client|kill"));
+    server.allow(&leasehold_support::more_rules("+client|kill"));
     let proxy = Proxy::start(server.port()).await;
     let (far, near) = (connect_with(&proxy.url(), ms(100)).await, connect(&server.url()).await);
     proxy.hold_connections();

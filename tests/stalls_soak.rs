@@ -11,23 +11,17 @@
 //! ```
 #![cfg(feature = "_redis")]
 
-#[path = "support/checker.rs"]
-mod checker;
-#[path = "support/random.rs"]
-mod random;
-mod support;
-
 use std::collections::HashMap;
 use std::env;
 use std::fs;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use checker::{LIMIT, Primitive, Record, Stall, Verdict, now};
 use futures::future::join_all;
 use leasehold::{Client, Error, Guard, MutexOptions, SemaphoreOptions};
-use random::Random;
-use support::{Direction, Proxy, RedisServer, Traffic, Worker, say, worker_args};
+use leasehold_support::checker::{LIMIT, Primitive, Record, Stall, Verdict, now};
+use leasehold_support::random::Random;
+use leasehold_support::{Direction, Proxy, RedisServer, Traffic, Worker, say, worker_args};
 use tokio::time::{Instant, sleep, timeout};
 
 const PROCESSES: usize = 4;

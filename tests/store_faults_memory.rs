@@ -1,8 +1,6 @@
 //! What a client does when its store stalls, does not answer, or refuses: it reports errors that name the cause, and
 //! keeps nobody waiting for longer than promised.
 
-mod support;
-
 use std::future::{pending, ready};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -13,8 +11,8 @@ use futures::future::{BoxFuture, FutureExt};
 use futures::stream::{self, BoxStream, StreamExt};
 use leasehold::backend::{Answer, Answered, Backend, Detail, LeaseId, LeaseRef, Released, Renew, Request};
 use leasehold::{BackendError, Client, DistMutex, Error, Inspection, LossReason, MemoryBackend};
-use support::intercept::{Intercept, Intercepted, Reply};
-use support::{begun, options, within};
+use leasehold_support::intercept::{Intercept, Intercepted, Reply};
+use leasehold_support::{begun, options, within};
 use tokio::runtime::Builder;
 use tokio::sync::{Notify, watch};
 use tokio::time::{Instant, sleep};
@@ -110,7 +108,7 @@ struct PartlySilent(AtomicBool);
 
 const SILENT: &str = "silent";
 
-impl Intercept for Arc<PartlySilent> {
+impl Intercept for PartlySilent {
     fn release<'a>(&'a self, store: &'a MemoryBackend, lease: &'a LeaseRef) -> Reply<'a, Released> {
         async move {
             if lease.resource.key.contains(SILENT) && self.0.load(Ordering::Relaxed) {
@@ -129,8 +127,9 @@ fn mutex(client: &Client) -> DistMutex {
 /// More than are sent at a time. None of the leases ends on its own while this test runs.
 #[tokio::test(start_paused = true)]
 async fn releases_that_are_not_answered_delay_others_for_a_few_seconds() {
-    let (store, faults) = (MemoryBackend::new(), Arc::new(PartlySilent::default()));
-    let client = Client::with_backend(Intercepted::new(&store, Arc::clone(&faults)));
+    let store = MemoryBackend::new();
+    let faults = Intercepted::new(&store, PartlySilent::default());
+    let client = Client::with_backend(Arc::<Intercepted<PartlySilent>>::clone(&faults));
     let lock = async |client: &Client, name: &str| {
         let mutex = client.mutex_with(name, options().ttl(SECOND * 120)).expect("valid");
         within(SECOND * 30, mutex.lock()).await.expect("free")
@@ -419,7 +418,7 @@ async fn a_guard_is_released_although_its_store_has_panicked_twice() {
     let client = Client::with_backend(Intercepted::new(&store, Panicking(AtomicUsize::new(0))));
     let other = mutex(&Client::with_backend(Arc::new(store.peer())));
     drop(mutex(&client).lock().await.expect("free"));
-    support::eventually(SECOND * 10, || async {
+    leasehold_support::eventually(SECOND * 10, || async {
         drop(client.mutex("another").expect("valid").try_lock().await.expect("answered"));
         other.inspect().await.expect("it answers").holders.is_empty()
     })
@@ -583,7 +582,7 @@ async fn a_late_request_of_a_lease_that_was_handed_over_takes_nothing_for_longer
 #[derive(Debug, Default)]
 struct Late(AtomicUsize);
 
-impl Intercept for Arc<Late> {
+impl Intercept for Late {
     fn request<'a>(&'a self, store: &'a MemoryBackend, request: &'a Request) -> Reply<'a, Answer> {
         async move {
             self.0.fetch_add(1, Ordering::Relaxed);
@@ -597,8 +596,9 @@ impl Intercept for Arc<Late> {
 
 #[tokio::test(start_paused = true)]
 async fn a_call_whose_grants_all_arrive_too_late_is_given_up_after_the_fourth() {
-    let (store, late) = (MemoryBackend::new(), Arc::new(Late::default()));
-    let client = Client::with_backend(Intercepted::new(&store, Arc::clone(&late)));
+    let store = MemoryBackend::new();
+    let late = Intercepted::new(&store, Late::default());
+    let client = Client::with_backend(Arc::<Intercepted<Late>>::clone(&late));
     let outcome = within(TTL * 20, mutex(&client).try_lock()).await;
     assert!(matches!(outcome, Err(Error::Lost { .. })), "{outcome:?}");
     assert_eq!(late.0.load(Ordering::Relaxed), 4);

@@ -1,8 +1,6 @@
 //! What a user sees of the store: its state, pings, and what is found when connecting.
 #![cfg(feature = "_redis")]
 
-mod support;
-
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -11,7 +9,9 @@ use futures::future::{join, join_all};
 use leasehold::backend::{Backend, FailFast};
 use leasehold::redis::RedisBackend;
 use leasehold::{Client, Error, Severity, Status, StoreState};
-use support::{AT_ONCE, Cluster, FakeServer, RedisServer, Setup, at_once, eventually, more_rules, within};
+use leasehold_support::{
+    AT_ONCE, Cluster, FakeServer, RedisServer, Setup, at_once, eventually, more_rules, within,
+};
 use tokio::sync::Barrier;
 
 const SECOND: Duration = Duration::from_secs(1);

@@ -2,15 +2,11 @@
 //! crate's own thread can only be collected for the whole process.
 #![cfg(feature = "_redis")]
 
-#[path = "support/lines.rs"]
-mod lines;
-mod support;
-
 use std::time::{Duration, Instant};
 
 use leasehold::Client;
-use lines::Lines;
-use support::{RedisServer, eventually};
+use leasehold_support::lines::Lines;
+use leasehold_support::{RedisServer, eventually};
 use tracing::Level;
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

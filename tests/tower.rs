@@ -2,8 +2,6 @@
 //! left.
 #![cfg(feature = "tower")]
 
-mod support;
-
 use std::future::{pending, poll_fn};
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::io;
@@ -109,7 +107,7 @@ where
 
 #[expect(clippy::future_not_send, reason = "tests await it in place")]
 async fn is_free(inspect: impl AsyncFn() -> Inspection) {
-    support::eventually(SOON, async || {
+    leasehold_support::eventually(SOON, async || {
         let now = inspect().await;
         now.holders.is_empty() && now.waiters.is_empty()
     })
@@ -331,13 +329,19 @@ async fn a_request_that_is_dropped_leaves_nothing() {
         assert!(request.await.expect_err("it was dropped").is_cancelled());
     };
     let request = tokio::spawn(service.clone().oneshot(SOON));
-    support::eventually(SOON, async || mutex.inspect().await.expect("it answers").waiters.len() == 1).await;
+    leasehold_support::eventually(SOON, async || {
+        mutex.inspect().await.expect("it answers").waiters.len() == 1
+    })
+    .await;
     drops(request).await;
-    support::eventually(SOON, async || mutex.inspect().await.expect("it answers").waiters.is_empty()).await;
+    leasehold_support::eventually(SOON, async || {
+        mutex.inspect().await.expect("it answers").waiters.is_empty()
+    })
+    .await;
     guard.release().await.expect("held");
 
     let request = tokio::spawn(service.oneshot(SOON));
-    support::eventually(SOON, async || inner.most() == 1).await;
+    leasehold_support::eventually(SOON, async || inner.most() == 1).await;
     drops(request).await;
     assert_eq!((inner.0.now.load(Ordering::SeqCst), inner.done()), (0, 0));
     is_free(async || mutex.inspect().await.expect("it answers")).await;
@@ -346,7 +350,7 @@ async fn a_request_that_is_dropped_leaves_nothing() {
 #[cfg(feature = "_redis")]
 mod redis {
     use super::*;
-    use crate::support::RedisServer;
+    use leasehold_support::RedisServer;
 
     #[tokio::test]
     async fn no_more_requests_than_permits_are_served_at_a_time() {

@@ -1,7 +1,5 @@
 //! What an operator reads: every step in the life of a lease is traced, with its name and its token.
 
-mod support;
-
 use std::fmt::{self, Write};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
@@ -10,7 +8,7 @@ use futures::StreamExt;
 use futures::stream::{self, BoxStream};
 use leasehold::backend::{Answered, Renew};
 use leasehold::{BackendError, Client, Error, FencingToken, LossReason, MemoryBackend, MutexOptions};
-use support::intercept::{Intercept, Intercepted};
+use leasehold_support::intercept::{Intercept, Intercepted};
 use tracing::field::{Field, Visit};
 use tracing::span::{Attributes, Id, Record};
 use tracing::subscriber::DefaultGuard;

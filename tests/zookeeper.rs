@@ -6,28 +6,27 @@
 mod proxy;
 #[path = "support/zookeeper.rs"]
 mod server;
-mod support;
 #[macro_use]
 #[path = "support/server_promises.rs"]
 mod server_promises;
-#[path = "support/zookeeper_wire.rs"]
-mod zookeeper_wire;
 
 use futures::future::join_all;
 use leasehold::backend::{Answer, Backend, Claim, Kind, LeaseRef, Released, Request, Resource};
 use leasehold::zookeeper::ZookeeperBackend;
 use leasehold::{BackendError, Client, DistMutex, LossReason, MutexOptions, Severity};
+use leasehold_support::child::free_port;
+use leasehold_support::faults::{
+    NAME, SECOND, SOON, brief_mutex, granted, ms, mutex, refused, until_waiting, waiter,
+};
+use leasehold_support::zookeeper_wire::Wire;
+use leasehold_support::{eventually, within};
 use proxy::Proxy;
 use server::ZookeeperServer;
 use server_promises::{
     Server, a_hand_over_takes_fewer_requests_than, assert_refused, hold_many, is_process_of_its_own,
     renew_all,
 };
-use support::child::free_port;
-use support::faults::{NAME, SECOND, SOON, brief_mutex, granted, ms, mutex, refused, until_waiting, waiter};
-use support::{eventually, within};
 use tokio::time::{Instant, sleep};
-use zookeeper_wire::Wire;
 
 server!(ZookeeperServer, proxy::Zookeeper, shared_or_skip, SECOND);
 server_promises!(ZookeeperServer, grants_and_forced_releases_are_pushed_to_other_clients);

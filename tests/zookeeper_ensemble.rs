@@ -1,22 +1,17 @@
 //! Locks on three ZooKeeper servers of which one leads, while members are killed or stand still.
 #![cfg(feature = "zookeeper")]
 
-#[path = "support/refusals.rs"]
-mod refusals;
 #[path = "support/zookeeper.rs"]
 mod server;
-mod support;
-#[path = "support/zookeeper_wire.rs"]
-mod zookeeper_wire;
 
 use std::future::ready;
 use std::time::Duration;
 
 use leasehold::{Client, Error, LossReason, MutexOptions};
-use refusals::nothing_fails_during;
+use leasehold_support::faults::{NAME, SECOND, granted, ms, mutex, until_waiting, waiter};
+use leasehold_support::refusals::nothing_fails_during;
+use leasehold_support::{eventually, within};
 use server::ZookeeperEnsemble;
-use support::faults::{NAME, SECOND, granted, ms, mutex, until_waiting, waiter};
-use support::{eventually, within};
 
 /// An election takes a second or two.
 const FAILOVER: Duration = Duration::from_secs(30);

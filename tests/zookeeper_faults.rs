@@ -2,17 +2,12 @@
 //! connections that are closed while they are idle; and what is left at the server by clients that are gone.
 #![cfg(feature = "zookeeper")]
 
-#[path = "support/lines.rs"]
-mod lines;
 #[path = "support/zookeeper_proxy.rs"]
 mod proxy;
 #[path = "support/zookeeper.rs"]
 mod server;
 #[path = "support/stale_zookeeper.rs"]
 mod stale_zookeeper;
-mod support;
-#[path = "support/zookeeper_wire.rs"]
-mod zookeeper_wire;
 
 use std::collections::BTreeSet;
 use std::future::ready;
@@ -21,15 +16,15 @@ use std::time::Duration;
 
 use futures::future::join_all;
 use leasehold::{Client, Error};
-use lines::Lines;
+use leasehold_support::faults::{NAME, SECOND, mutex, waiter};
+use leasehold_support::hosts::{Fault, FaultyAddress, is_run_with_hosts};
+use leasehold_support::lines::Lines;
+use leasehold_support::zookeeper_wire::Wire;
+use leasehold_support::{eventually, within};
 use proxy::Proxy;
 use server::ZookeeperServer;
 use stale_zookeeper::StaleWay;
-use support::faults::{NAME, SECOND, mutex, waiter};
-use support::hosts::{Fault, FaultyAddress, is_run_with_hosts};
-use support::{eventually, within};
 use tokio::time::Instant;
-use zookeeper_wire::Wire;
 
 /// A deadline for what takes a moment, on a busy machine.
 const SOON: Duration = Duration::from_secs(15);

@@ -3,12 +3,9 @@
 
 #[path = "support/zookeeper.rs"]
 mod zookeeper;
-#[path = "support/zookeeper_wire.rs"]
-mod zookeeper_wire;
 #[macro_use]
 #[path = "support/process_promises.rs"]
 mod process_promises;
-mod support;
 
 use std::path::Path;
 

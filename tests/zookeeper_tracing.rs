@@ -2,21 +2,16 @@
 //! thread can only be collected for the whole process.
 #![cfg(feature = "zookeeper")]
 
-#[path = "support/lines.rs"]
-mod lines;
 #[macro_use]
 #[path = "support/outages.rs"]
 mod outages;
 #[path = "support/zookeeper.rs"]
 mod server;
-mod support;
-#[path = "support/zookeeper_wire.rs"]
-mod zookeeper_wire;
 
 use std::time::Duration;
 
 use leasehold::Client;
-use lines::Lines;
+use leasehold_support::lines::Lines;
 use server::ZookeeperServer;
 
 const SOON: Duration = Duration::from_secs(20);

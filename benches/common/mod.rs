@@ -7,8 +7,6 @@ mod bare;
 pub(crate) mod guards;
 mod ours;
 pub(crate) mod polling;
-#[path = "../../tests/support/mod.rs"]
-pub(crate) mod support;
 pub(crate) mod turns;
 pub(crate) mod workers;
 
@@ -20,11 +18,11 @@ use comfy_table::{Table, presets};
 use hdrhistogram::Histogram;
 
 pub(crate) use bare::Bare;
+pub(crate) use leasehold_support::nodes::{Nodes, url as redlock_url};
+pub(crate) use leasehold_support::proxy::Proxy;
+pub(crate) use leasehold_support::{Raw, RedisServer, Setup};
 pub(crate) use ours::Ours;
 pub(crate) use polling::Polling;
-pub(crate) use support::nodes::{Nodes, url as redlock_url};
-pub(crate) use support::proxy::Proxy;
-pub(crate) use support::{Raw, RedisServer, Setup};
 
 pub(crate) type Result<T> = std::result::Result<T, Box<dyn Error + Send + Sync>>;
 

@@ -15,8 +15,8 @@ use super::etcd_server::EtcdServer;
 use super::mysql::MysqlServer;
 use super::postgres::PostgresServer;
 use super::zookeeper::ZookeeperServer;
-use crate::common::support::redis::{RedisServer, Setup};
 use crate::common::{Bare, Result};
+use leasehold_support::redis::{RedisServer, Setup};
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub(crate) enum Store {

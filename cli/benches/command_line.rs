@@ -9,8 +9,6 @@
 mod etcd;
 #[path = "../../tests/support/sqlite.rs"]
 mod sqlite;
-#[path = "../../tests/support/mod.rs"]
-mod support;
 
 use std::io::{BufRead, BufReader};
 use std::process::{Command, Stdio};
@@ -18,8 +16,8 @@ use std::time::{Duration, Instant};
 
 use comfy_table::Table;
 use etcd::EtcdServer;
+use leasehold_support::RedisServer;
 use sqlite::SqliteFile;
-use support::RedisServer;
 
 const PROGRAM: &str = env!("CARGO_BIN_EXE_leasehold");
 const LEFT_OUT: &str = "time until a command's first line";

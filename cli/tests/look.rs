@@ -8,13 +8,9 @@ mod mysql;
 mod postgres;
 #[path = "../../tests/support/sqlite.rs"]
 mod sqlite;
-#[path = "../../tests/support/mod.rs"]
-mod support;
 mod terminal;
 #[path = "../../tests/support/zookeeper.rs"]
 mod zookeeper;
-#[path = "../../tests/support/zookeeper_wire.rs"]
-mod zookeeper_wire;
 
 use std::collections::BTreeSet;
 use std::future::pending;
@@ -25,9 +21,9 @@ use std::time::Duration;
 
 use futures::future::join_all;
 use leasehold::{Client, Error, LossReason, MutexOptions, Purpose};
+use leasehold_support::{Nodes, RedisServer, Reply, Setup, acl, eventually, say, within};
 use serde_json::Value;
 use sqlite::SqliteFile;
-use support::{Nodes, RedisServer, Reply, Setup, acl, eventually, say, within};
 use terminal::Terminal;
 use tokio::io::{AsyncBufReadExt, BufReader};
 use tokio::process::Command;

@@ -620,6 +620,8 @@ impl Ledger {
             party: Arc::new(Party::of(request)),
         };
         self.next_end = self.next_end.min(place.ends);
+        // A lease that was ended by force begins anew when it is requested again.
+        self.revoked.remove(&place.lease);
         self.places.insert(place.lease, ticket);
         self.queue.insert(ticket, place);
         ticket

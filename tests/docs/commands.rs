@@ -17,9 +17,9 @@ use crate::file::SqliteFile;
 use crate::mysql::{self, MysqlServer};
 use crate::page::{Code, pages};
 use crate::postgres::PostgresServer;
-use crate::support::redis::REQUIRE;
-use crate::support::{RedisServer, eventually, say, within};
 use crate::zookeeper::ZookeeperServer;
+use leasehold_support::redis::REQUIRE;
+use leasehold_support::{RedisServer, eventually, say, within};
 
 /// What the guide calls the lock, its holder and what it is held for.
 const NAME: &str = "machine:42";

@@ -14,12 +14,8 @@ mod mysql;
 mod page;
 #[path = "../support/postgres.rs"]
 mod postgres;
-#[path = "../support/mod.rs"]
-mod support;
 #[path = "../support/zookeeper.rs"]
 mod zookeeper;
-#[path = "../support/zookeeper_wire.rs"]
-mod zookeeper_wire;
 
 use std::collections::{BTreeMap, BTreeSet};
 

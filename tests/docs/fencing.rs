@@ -7,7 +7,7 @@ use rusqlite::{Connection, params};
 use crate::mysql::{self, MysqlServer};
 use crate::page::{Page, root};
 use crate::postgres::{self, PostgresServer};
-use crate::support::{RedisServer, Reply};
+use leasehold_support::{RedisServer, Reply};
 
 /// The block for this store, in statements.
 fn statements(language: &str, store: &str) -> Vec<String> {

@@ -13,14 +13,9 @@ mod mysql;
 #[cfg(feature = "postgres")]
 #[path = "../support/postgres.rs"]
 mod postgres;
-#[path = "../support/mod.rs"]
-mod support;
 #[cfg(feature = "zookeeper")]
 #[path = "../support/zookeeper.rs"]
 mod zookeeper;
-#[cfg(feature = "zookeeper")]
-#[path = "../support/zookeeper_wire.rs"]
-mod zookeeper_wire;
 
 use std::future::Future;
 use std::mem::forget;
@@ -29,7 +24,7 @@ use std::pin::Pin;
 use std::time::{Duration, Instant};
 
 use leasehold::{Client, DistMutex, Error, Guard, MutexOptions, SemaphoreOptions, Status};
-use support::{Worker, eventually, say, within, worker_args};
+use leasehold_support::{Worker, eventually, say, within, worker_args};
 use tokio::runtime::{Builder, Runtime};
 use tokio::time::{sleep, timeout};
 
@@ -284,7 +279,7 @@ async fn in_memory() {
 #[cfg(any(feature = "fred", feature = "redis-rs"))]
 #[tokio::test]
 async fn on_redis() {
-    let Some(server) = support::RedisServer::start_or_skip("a fork with Redis") else { return };
+    let Some(server) = leasehold_support::RedisServer::start_or_skip("a fork with Redis") else { return };
     assert_fork_is_harmless(&server.url()).await;
 }
 

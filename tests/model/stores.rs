@@ -175,7 +175,7 @@ mod mysql {
 
     use super::*;
     use crate::mysql_server::MysqlServer;
-    use crate::support::Clock;
+    use leasehold_support::Clock;
 
     /// A real server that lives by a shifted clock, and the runtime of its clients.
     pub(crate) struct Mysql {
@@ -227,7 +227,7 @@ mod postgres {
 
     use super::*;
     use crate::server::PostgresServer;
-    use crate::support::Clock;
+    use leasehold_support::Clock;
 
     /// A real server that lives by a shifted clock, and the runtime of its clients.
     pub(crate) struct Postgres {
@@ -275,8 +275,8 @@ mod zookeeper {
     use leasehold::zookeeper::ZookeeperBackend;
 
     use super::*;
-    use crate::support::Clock;
     use crate::zookeeper_server::ZookeeperServer;
+    use leasehold_support::Clock;
 
     /// A real server that lives by a shifted clock, and the runtime of its clients.
     pub(crate) struct Zookeeper {
@@ -385,7 +385,7 @@ mod redis {
     use leasehold::redis::RedisBackend;
 
     use super::*;
-    use crate::support::{Clock, Raw, RedisServer, Setup};
+    use leasehold_support::{Clock, Raw, RedisServer, Setup};
 
     /// A real server that lives by a shifted clock, and the runtime of its clients.
     pub(crate) struct Redis {

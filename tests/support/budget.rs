@@ -4,7 +4,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 /// No limit until one is set; none again when it has cut a connection.
 #[derive(Debug)]
-pub(crate) struct Budget(AtomicUsize);
+pub struct Budget(AtomicUsize);
 
 const UNLIMITED: usize = usize::MAX;
 
@@ -16,12 +16,12 @@ impl Default for Budget {
 
 impl Budget {
     /// The next connection is cut that is to carry more than this.
-    pub(crate) fn cut_after(&self, bytes: usize) {
+    pub fn cut_after(&self, bytes: usize) {
         self.0.store(bytes, Ordering::SeqCst);
     }
 
     /// What may go of these bytes. If that is not all, the connection is to be cut after it.
-    pub(crate) fn take<'a>(&self, bytes: &'a [u8]) -> &'a [u8] {
+    pub fn take<'a>(&self, bytes: &'a [u8]) -> &'a [u8] {
         let spend = |left: usize| match left {
             UNLIMITED => None,
             left => Some(left.checked_sub(bytes.len()).unwrap_or(UNLIMITED)),

@@ -10,18 +10,18 @@ use std::path::Path;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 /// Permits of both semaphores.
-pub(crate) const LIMIT: u32 = 2;
+pub const LIMIT: u32 = 2;
 /// How much longer than one lease after a fault a waiter may have to wait.
 const SLACK: Duration = Duration::from_secs(1);
 
 /// Microseconds on the clock that all processes of this machine share.
-pub(crate) fn now() -> u64 {
+pub fn now() -> u64 {
     let since = SystemTime::now().duration_since(UNIX_EPOCH).expect("after 1970");
     u64::try_from(since.as_micros()).expect("before the year 500 000")
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(crate) enum Primitive {
+pub enum Primitive {
     Mutex,
     QueuedMutex,
     Reentrant,
@@ -30,10 +30,9 @@ pub(crate) enum Primitive {
 }
 
 impl Primitive {
-    pub(crate) const ALL: [Self; 5] =
-        [Self::Mutex, Self::QueuedMutex, Self::Reentrant, Self::Counting, Self::Fair];
+    pub const ALL: [Self; 5] = [Self::Mutex, Self::QueuedMutex, Self::Reentrant, Self::Counting, Self::Fair];
 
-    pub(crate) const fn name(self) -> &'static str {
+    pub const fn name(self) -> &'static str {
         match self {
             Self::Mutex => "mutex",
             Self::QueuedMutex => "queued mutex",
@@ -43,7 +42,7 @@ impl Primitive {
         }
     }
 
-    pub(crate) const fn lease(self) -> Duration {
+    pub const fn lease(self) -> Duration {
         Duration::from_millis(match self {
             Self::Mutex => 500,
             Self::QueuedMutex => 300,
@@ -60,36 +59,36 @@ impl Primitive {
 
 /// One request and what came of it.
 #[derive(Clone, Debug)]
-pub(crate) struct Record {
-    pub(crate) primitive: Primitive,
+pub struct Record {
+    pub primitive: Primitive,
     /// The task that asked.
-    pub(crate) user: String,
-    pub(crate) owner: String,
+    pub user: String,
+    pub owner: String,
     /// Whether it waited without a time limit.
-    pub(crate) unlimited: bool,
-    pub(crate) asked: u64,
+    pub unlimited: bool,
+    pub asked: u64,
     /// 0 if it was not.
-    pub(crate) answered: u64,
+    pub answered: u64,
     /// When it was last seen to be held; 0 if it never was.
-    pub(crate) believed: u64,
-    pub(crate) token: u64,
+    pub believed: u64,
+    pub token: u64,
     /// The token of a nested guard that was held beside it; 0 if there was none.
-    pub(crate) nested: u64,
-    pub(crate) outcome: String,
+    pub nested: u64,
+    pub outcome: String,
 }
 
 impl Record {
-    pub(crate) fn open(primitive: Primitive, user: String, owner: &str, asked: u64) -> Self {
+    pub fn open(primitive: Primitive, user: String, owner: &str, asked: u64) -> Self {
         let (owner, outcome) = (owner.to_owned(), "open".to_owned());
         let (unlimited, answered, believed, token, nested) = (true, 0, 0, 0, 0);
         Self { primitive, user, owner, unlimited, asked, answered, believed, token, nested, outcome }
     }
 
-    pub(crate) fn is_open(&self) -> bool {
+    pub fn is_open(&self) -> bool {
         self.outcome == "open"
     }
 
-    pub(crate) fn to_line(&self) -> String {
+    pub fn to_line(&self) -> String {
         let Self { primitive, user, owner, unlimited, asked, answered, believed, token, nested, outcome } =
             self;
         let primitive = *primitive as usize;
@@ -119,7 +118,7 @@ impl Record {
         })
     }
 
-    pub(crate) fn read(file: &Path) -> Vec<Self> {
+    pub fn read(file: &Path) -> Vec<Self> {
         let text = fs::read_to_string(file).expect("a worker has written its records");
         text.lines().map(|line| Self::of_line(line).expect("a record")).collect()
     }
@@ -127,10 +126,10 @@ impl Record {
 
 /// A fault, from when to when.
 #[derive(Clone, Debug)]
-pub(crate) struct Stall {
-    pub(crate) began: u64,
-    pub(crate) ended: u64,
-    pub(crate) what: String,
+pub struct Stall {
+    pub began: u64,
+    pub ended: u64,
+    pub what: String,
 }
 
 /// When all of so many permits were held, as intervals in order.
@@ -157,7 +156,7 @@ fn taken(held: &[&Record], limit: u32) -> Vec<(u64, u64)> {
 
 /// What the checks found.
 #[derive(Debug, Default)]
-pub(crate) struct Verdict {
+pub struct Verdict {
     stalls: usize,
     held: usize,
     outcomes: BTreeMap<String, usize>,
@@ -175,7 +174,7 @@ pub(crate) struct Verdict {
 }
 
 impl Verdict {
-    pub(crate) fn of(records: &[Record], stalls: &[Stall]) -> Self {
+    pub fn of(records: &[Record], stalls: &[Stall]) -> Self {
         let mut verdict = Self { stalls: stalls.len(), ..Self::default() };
         for record in records {
             *verdict.outcomes.entry(record.outcome.clone()).or_default() += 1;
@@ -257,7 +256,7 @@ impl Verdict {
     /// # Panics
     ///
     /// If a guarantee was broken.
-    pub(crate) fn assert(&self) {
+    pub fn assert(&self) {
         assert!(self.held > 0 && self.stalls > 0, "nothing happened");
         for broken in [&self.overlaps, &self.backwards, &self.nested, &self.open, &self.late] {
             assert!(broken.is_empty(), "{broken:#?}");

@@ -20,17 +20,17 @@ const SCRIPT: &str = r#"exec 3<&0
 exec "$@" </dev/null 3<&-"#;
 
 /// In the program's environment, names a directory that goes with the test process as well.
-pub(crate) const CHILD_DIR: &str = "LEASEHOLD_CHILD_DIR";
+pub const CHILD_DIR: &str = "LEASEHOLD_CHILD_DIR";
 
 /// A running program. Killed when dropped, also if it is stopped by a signal.
 #[derive(Debug)]
-pub(crate) struct ChildProcess {
+pub struct ChildProcess {
     child: Child,
 }
 
 impl ChildProcess {
     /// Starts `program` with `args`; `prepare` may add to the command, such as its environment or its output.
-    pub(crate) fn start<I, S>(program: &OsStr, args: I, prepare: impl FnOnce(&mut Command)) -> Self
+    pub fn start<I, S>(program: &OsStr, args: I, prepare: impl FnOnce(&mut Command)) -> Self
     where
         I: IntoIterator<Item = S>,
         S: AsRef<OsStr>,
@@ -43,22 +43,22 @@ impl ChildProcess {
     }
 
     /// The program's own process id.
-    pub(crate) fn pid(&self) -> u32 {
+    pub fn pid(&self) -> u32 {
         self.child.id()
     }
 
-    pub(crate) fn take_stdout(&mut self) -> ChildStdout {
+    pub fn take_stdout(&mut self) -> ChildStdout {
         self.child.stdout.take().expect("stdout was piped and is taken once")
     }
 
     /// Whether the program still runs, or is paused.
-    pub(crate) fn is_alive(&mut self) -> bool {
+    pub fn is_alive(&mut self) -> bool {
         self.child.try_wait().expect("a child can be asked").is_none()
     }
 
     /// SIGSTOP: nothing of the program runs until [`resume`](Self::resume). Waits until it has stopped: the signal
     /// reaches one of its threads, which stops the others, and on a busy machine that takes a while.
-    pub(crate) fn pause(&self) {
+    pub fn pause(&self) {
         self.signal("STOP");
         let (threads, begin) = (format!("/proc/{}/task", self.pid()), Instant::now());
         while Path::new(&threads).exists() && !stand_still(&threads).unwrap_or(false) {
@@ -68,25 +68,25 @@ impl ChildProcess {
     }
 
     /// SIGCONT.
-    pub(crate) fn resume(&self) {
+    pub fn resume(&self) {
         self.signal("CONT");
     }
 
     /// SIGQUIT, and waits until the program is gone.
-    pub(crate) fn quit(&mut self) {
+    pub fn quit(&mut self) {
         self.signal("QUIT");
         self.wait();
     }
 
     /// SIGKILL, and waits until the program is gone.
-    pub(crate) fn kill(&mut self) -> ExitStatus {
+    pub fn kill(&mut self) -> ExitStatus {
         // An error means that it is gone already.
         let _ = self.child.kill();
         self.wait()
     }
 
     /// Waits until the program ends by itself.
-    pub(crate) fn wait(&mut self) -> ExitStatus {
+    pub fn wait(&mut self) -> ExitStatus {
         // `Child::wait` would close the pipe first, and the watcher would take that for our end.
         let mut pipe = self.child.stdin.take();
         let status = self.child.wait().expect("a child can be waited for");
@@ -111,11 +111,11 @@ impl Drop for ChildProcess {
 
 /// A port of 127.0.0.1 on which nobody listens now. It is not one of those that the system gives to connections, so
 /// that a server that is restarted finds it free.
-pub(crate) fn free_port() -> u16 {
+pub fn free_port() -> u16 {
     free_port_below(32_000)
 }
 
-pub(crate) fn free_port_below(limit: u16) -> u16 {
+pub fn free_port_below(limit: u16) -> u16 {
     const FIRST: u16 = 10_000;
     loop {
         let random = RandomState::new().build_hasher().finish();

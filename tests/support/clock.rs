@@ -18,7 +18,7 @@ const OFFSET: &str = "LEASEHOLD_CLOCK";
 
 /// A clock, and the processes that live by it. Clones are one clock.
 #[derive(Clone, Debug)]
-pub(crate) struct Clock(Arc<Shared>);
+pub struct Clock(Arc<Shared>);
 
 #[derive(Debug)]
 struct Shared {
@@ -40,7 +40,7 @@ impl Clock {
     /// clock.shift(Duration::from_secs(31));
     /// ```
     #[track_caller]
-    pub(crate) fn new_or_skip(left_out: &str) -> Option<Self> {
+    pub fn new_or_skip(left_out: &str) -> Option<Self> {
         static LIBRARY: LazyLock<Result<PathBuf, String>> = LazyLock::new(|| compile("clock", SOURCE));
         match &*LIBRARY {
             Ok(library) => Some(Self::new(library)),
@@ -60,23 +60,23 @@ impl Clock {
     }
 
     /// What a process needs in its environment to live by this clock, also the processes it starts.
-    pub(crate) fn environment(&self) -> [(OsString, OsString); 2] {
+    pub fn environment(&self) -> [(OsString, OsString); 2] {
         [("LD_PRELOAD".into(), self.0.library.into()), (OFFSET.into(), self.0.path.clone().into())]
     }
 
     /// Lets time jump ahead.
-    pub(crate) fn shift(&self, by: Duration) {
+    pub fn shift(&self, by: Duration) {
         self.change(|offset| offset + micros(by));
     }
 
     /// Sets the clock back.
-    pub(crate) fn set_back(&self, by: Duration) {
+    pub fn set_back(&self, by: Duration) {
         self.change(|offset| offset - micros(by));
     }
 
     /// Waits until a server that lives by this clock goes by it: Valkey looks at its clock once in a millisecond or
     /// two.
-    pub(crate) fn is_followed_by(&self, server: &mut Raw) {
+    pub fn is_followed_by(&self, server: &mut Raw) {
         let tolerance = micros(Duration::from_secs(5));
         let end = Instant::now() + Duration::from_secs(5);
         loop {
@@ -92,7 +92,7 @@ impl Clock {
     }
 
     /// How far the clock is from the right time, in microseconds: ahead if that is positive.
-    pub(crate) fn offset(&self) -> i64 {
+    pub fn offset(&self) -> i64 {
         *self.0.offset()
     }
 

@@ -16,8 +16,8 @@ use leasehold::Client;
 use leasehold::etcd::EtcdBackend;
 use tempfile::TempDir;
 
-use crate::support::child::{CHILD_DIR, ChildProcess, free_port};
-use crate::support::redis::REQUIRE;
+use leasehold_support::child::{CHILD_DIR, ChildProcess, free_port};
+use leasehold_support::redis::REQUIRE;
 
 /// Names the directory of the programs `etcd` and `etcdctl`, instead of a search on PATH.
 const PROGRAMS: &str = "LEASEHOLD_ETCD_BIN";

@@ -4,8 +4,7 @@
 use tokio::io::AsyncReadExt;
 use tokio::net::tcp::OwnedReadHalf;
 
-use crate::server::url_of;
-use crate::support::wire::{self, Message, Protocol};
+use leasehold_support::wire::{self, Message, Protocol};
 
 /// What a client sends before its first frame.
 const PREFACE: usize = 24;
@@ -15,12 +14,6 @@ const HEADERS: u8 = 1;
 const END_STREAM: u8 = 1;
 
 pub(crate) type Wire = wire::Wire<Etcd>;
-
-impl Wire {
-    pub(crate) fn url(&self) -> String {
-        url_of(self.port())
-    }
-}
 
 /// The number of a message is that of its stream.
 #[derive(Debug, Default)]

@@ -8,12 +8,12 @@ use super::resp::parse_request;
 
 /// Answers every command with what `answer` returns, in the protocol's words.
 #[derive(Debug)]
-pub(crate) struct FakeServer {
+pub struct FakeServer {
     port: u16,
 }
 
 impl FakeServer {
-    pub(crate) fn start(answer: fn(&[&str]) -> String) -> Self {
+    pub fn start(answer: fn(&[&str]) -> String) -> Self {
         let listener = TcpListener::bind("127.0.0.1:0").expect("a port is free");
         let port = listener.local_addr().expect("an address").port();
         thread::spawn(move || {
@@ -26,7 +26,7 @@ impl FakeServer {
     }
 
     /// A server of this kind, which says that it has this version, and accepts everything.
-    pub(crate) fn of_version_6_0() -> Self {
+    pub fn of_version_6_0() -> Self {
         Self::start(|words| {
             match words {
             ["HELLO", ..] => {
@@ -41,7 +41,7 @@ impl FakeServer {
     }
 
     /// A server that does not know HELLO.
-    pub(crate) fn of_version_5() -> Self {
+    pub fn of_version_5() -> Self {
         Self::start(|words| {
             let (name, rest) = words.split_first().expect("a command has a name");
             let rest: Vec<_> = rest.iter().map(|word| format!("`{word}`")).collect();
@@ -49,7 +49,7 @@ impl FakeServer {
         })
     }
 
-    pub(crate) fn url(&self) -> String {
+    pub fn url(&self) -> String {
         format!("redis://127.0.0.1:{}", self.port)
     }
 }

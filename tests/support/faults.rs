@@ -10,45 +10,45 @@ use tokio::time::Instant;
 
 use super::{eventually, one_place_each, within};
 
-pub(crate) const NAME: &str = "machine:42";
-pub(crate) const SECOND: Duration = Duration::from_secs(1);
+pub const NAME: &str = "machine:42";
+pub const SECOND: Duration = Duration::from_secs(1);
 /// A deadline for what should happen at once. Shorter than a third of the default lease, so that nothing can meet it
 /// just because a request is repeated.
-pub(crate) const SOON: Duration = Duration::from_secs(5);
+pub const SOON: Duration = Duration::from_secs(5);
 /// What connecting may take at most, with its time limit.
-pub(crate) const CONNECTING: Duration = Duration::from_secs(4);
-pub(crate) const fn ms(n: u64) -> Duration {
+pub const CONNECTING: Duration = Duration::from_secs(4);
+pub const fn ms(n: u64) -> Duration {
     Duration::from_millis(n)
 }
 
-pub(crate) fn mutex(client: &Client) -> DistMutex {
+pub fn mutex(client: &Client) -> DistMutex {
     client.mutex_with(NAME, one_place_each()).expect("valid")
 }
 
 /// With leases of a second.
-pub(crate) fn brief_mutex(client: &Client) -> DistMutex {
+pub fn brief_mutex(client: &Client) -> DistMutex {
     client.mutex_with(NAME, one_place_each().ttl(SECOND)).expect("valid")
 }
 
-pub(crate) fn waiter(mutex: &DistMutex) -> JoinHandle<Result<Guard, Error>> {
+pub fn waiter(mutex: &DistMutex) -> JoinHandle<Result<Guard, Error>> {
     let mutex = mutex.clone();
     tokio::spawn(async move { mutex.lock().await })
 }
 
 /// Waits until `n` requests are queued.
-pub(crate) async fn until_waiting(mutex: &DistMutex, n: usize) {
+pub async fn until_waiting(mutex: &DistMutex, n: usize) {
     eventually(SOON, || async {
         mutex.inspect().await.is_ok_and(|inspection| inspection.waiters.len() == n)
     })
     .await;
 }
 
-pub(crate) async fn granted(waiter: JoinHandle<Result<Guard, Error>>) -> Guard {
+pub async fn granted(waiter: JoinHandle<Result<Guard, Error>>) -> Guard {
     within(SOON, waiter).await.expect("no panic").expect("granted")
 }
 
 /// Two clients get a lock in turns, while any request of `mine` may get lost: it is asked for again, and tokens grow.
-pub(crate) async fn lock_in_turns(mine: &DistMutex, theirs: &DistMutex) {
+pub async fn lock_in_turns(mine: &DistMutex, theirs: &DistMutex) {
     let guard = until_granted(mine).await;
     let mut tokens = vec![guard.token()];
     let next = waiter(theirs);
@@ -72,7 +72,7 @@ pub(crate) async fn lock_in_turns(mine: &DistMutex, theirs: &DistMutex) {
 
 /// Two clients share three permits, then four, while any request of `mine` may get lost: several at once, parts, a new
 /// limit, renewals.
-pub(crate) async fn share_in_turns(mine: &FairSemaphore, theirs: &FairSemaphore) {
+pub async fn share_in_turns(mine: &FairSemaphore, theirs: &FairSemaphore) {
     let mut guard = until_available(|| mine.acquire_many(3)).await;
     let first = guard.token();
     let part = guard.split(1).expect("of three");
@@ -130,7 +130,7 @@ where
 }
 
 /// The error of connecting to `url`, which is not accepted to take long.
-pub(crate) async fn refused(url: &str) -> Error {
+pub async fn refused(url: &str) -> Error {
     let begun = Instant::now();
     let error = Client::connect(url).await.map(drop).expect_err("it is refused");
     assert!(begun.elapsed() < CONNECTING, "{:?}: {error}", begun.elapsed());

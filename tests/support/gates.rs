@@ -23,7 +23,7 @@ const LATE: Duration = Duration::from_millis(40);
 
 /// What becomes of a call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Gate {
+pub enum Gate {
     /// It is carried out and answered.
     Open,
     /// It does not reach the store, and the client is told so.
@@ -38,12 +38,12 @@ pub(crate) enum Gate {
     Swallowed,
 }
 
-pub(crate) const GATES: [Gate; 6] =
+pub const GATES: [Gate; 6] =
     [Gate::Open, Gate::NotSent, Gate::Unanswered, Gate::Slow, Gate::Never, Gate::Swallowed];
 
 /// The calls that pass a gate.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Call {
+pub enum Call {
     Request,
     Renew,
     Release,
@@ -51,7 +51,7 @@ pub(crate) enum Call {
 
 /// A store with a gate for some calls of some locks.
 #[derive(Debug)]
-pub(crate) struct Gated {
+pub struct Gated {
     store: Arc<dyn Backend>,
     gates: Mutex<HashMap<Arc<str>, (Call, Gate)>>,
     /// How often gates were opened.
@@ -59,15 +59,15 @@ pub(crate) struct Gated {
 }
 
 impl Gated {
-    pub(crate) fn new(store: Arc<dyn Backend>) -> Arc<Self> {
+    pub fn new(store: Arc<dyn Backend>) -> Arc<Self> {
         Arc::new(Self { store, gates: Mutex::default(), opened: watch::Sender::default() })
     }
 
-    pub(crate) fn close_for(&self, key: &str, call: Call, gate: Gate) {
+    pub fn close_for(&self, key: &str, call: Call, gate: Gate) {
         self.gates.lock().insert(key.into(), (call, gate));
     }
 
-    pub(crate) fn open(&self, key: &str) {
+    pub fn open(&self, key: &str) {
         self.gates.lock().remove(key);
         self.opened.send_modify(|opened| *opened += 1);
     }

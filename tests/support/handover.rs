@@ -16,12 +16,12 @@ use tokio::task::JoinHandle;
 const SWITCH: &str = "LEASEHOLD_TEST_LOCAL_HANDOVER";
 
 /// Whether mutexes are passed on in this run.
-pub(crate) fn local_handover() -> bool {
+pub fn local_handover() -> bool {
     switch().unwrap_or(true)
 }
 
 /// Whether permits of counting semaphores are passed on in this run.
-pub(crate) fn permits_passed_on() -> bool {
+pub fn permits_passed_on() -> bool {
     switch().unwrap_or(false)
 }
 
@@ -35,19 +35,19 @@ fn switch() -> Option<bool> {
 }
 
 /// The default options, in the way of this run.
-pub(crate) fn options() -> MutexOptions {
+pub fn options() -> MutexOptions {
     MutexOptions::new().local_handover(local_handover())
 }
 
 /// The same for tests of the store's own queue, whatever the run tests otherwise: every waiter has a place of its own
 /// there, and every hand-over is the store's.
-pub(crate) fn one_place_each() -> MutexOptions {
+pub fn one_place_each() -> MutexOptions {
     MutexOptions::new().local_handover(false)
 }
 
 /// Runs `future` in a task of its own, and returns when it has been polled once: a `lock` that has to wait for others
 /// of its client is behind them by then.
-pub(crate) async fn begun<F>(future: F) -> JoinHandle<F::Output>
+pub async fn begun<F>(future: F) -> JoinHandle<F::Output>
 where
     F: Future<Output: Send> + Send + 'static,
 {

@@ -14,8 +14,8 @@ use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
 use tokio::task::{JoinHandle, JoinSet, yield_now};
 use tokio::time::{Instant, sleep, timeout};
 
-use crate::locks::{NAME, SECOND, SLACK, SOON, drive_until, ms, polled};
-use crate::support::{begun, eventually, within};
+use leasehold_support::locks::{NAME, SECOND, SLACK, SOON, drive_until, ms, polled};
+use leasehold_support::{begun, eventually, within};
 
 /// Long enough that nothing here runs out by itself.
 const LONG: Duration = Duration::from_secs(30);

@@ -34,7 +34,7 @@ const HOSTS: &str = "LEASEHOLD_HOSTS";
 /// }
 /// ```
 #[track_caller]
-pub(crate) fn is_run_with_hosts(test: &str, hosts: &str) -> bool {
+pub fn is_run_with_hosts(test: &str, hosts: &str) -> bool {
     static LIBRARY: LazyLock<Result<PathBuf, String>> = LazyLock::new(|| compile("hosts", SOURCE));
     if env::var_os(HOSTS).is_some() {
         return true;
@@ -58,7 +58,7 @@ pub(crate) fn is_run_with_hosts(test: &str, hosts: &str) -> bool {
 
 /// What an address does with those who connect to it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Fault {
+pub enum Fault {
     /// Nothing is accepted, and nothing refused: its packets are swallowed (the backlog is full).
     Swallows,
     /// Accepts connections and never answers, like a process that is stopped.
@@ -73,7 +73,7 @@ pub(crate) enum Fault {
 
 /// An address with a fault, as long as this lives.
 #[derive(Debug)]
-pub(crate) struct FaultyAddress {
+pub struct FaultyAddress {
     address: SocketAddr,
     fillers: Vec<TcpStream>,
     task: Option<JoinHandle<()>>,
@@ -81,7 +81,7 @@ pub(crate) struct FaultyAddress {
 
 impl FaultyAddress {
     /// Makes `address` (such as `127.0.0.9` with the port of a server on `127.0.0.1`) behave like this.
-    pub(crate) async fn new(address: SocketAddr, fault: Fault) -> Self {
+    pub async fn new(address: SocketAddr, fault: Fault) -> Self {
         let mut faulty = Self { address, fillers: Vec::new(), task: None };
         match fault {
             Fault::Refuses => drop(TcpListener::bind(address).expect("nobody else has this address")),
@@ -108,7 +108,7 @@ impl FaultyAddress {
         faulty
     }
 
-    pub(crate) const fn address(&self) -> SocketAddr {
+    pub const fn address(&self) -> SocketAddr {
         self.address
     }
 

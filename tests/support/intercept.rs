@@ -13,10 +13,10 @@ use leasehold::backend::{
 };
 use leasehold::{BackendError, Inspection, MemoryBackend, StoreState};
 
-pub(crate) type Reply<'a, T> = BoxFuture<'a, Result<T, BackendError>>;
+pub type Reply<'a, T> = BoxFuture<'a, Result<T, BackendError>>;
 
 /// What happens to the calls of a client on their way to the store: they are passed on, unless overridden.
-pub(crate) trait Intercept: fmt::Debug + Send + Sync + 'static {
+pub trait Intercept: fmt::Debug + Send + Sync + 'static {
     fn request<'a>(&'a self, store: &'a MemoryBackend, request: &'a Request) -> Reply<'a, Answer> {
         store.request(request)
     }
@@ -64,13 +64,13 @@ pub(crate) trait Intercept: fmt::Debug + Send + Sync + 'static {
 
 /// A peer of a store, with an interceptor in front of it.
 #[derive(Debug)]
-pub(crate) struct Intercepted<I> {
+pub struct Intercepted<I> {
     store: MemoryBackend,
     interceptor: I,
 }
 
 impl<I: Intercept> Intercepted<I> {
-    pub(crate) fn new(store: &MemoryBackend, interceptor: I) -> Arc<Self> {
+    pub fn new(store: &MemoryBackend, interceptor: I) -> Arc<Self> {
         Arc::new(Self { store: store.peer(), interceptor })
     }
 }

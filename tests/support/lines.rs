@@ -10,7 +10,7 @@ use tracing::{Event, Metadata, Subscriber};
 
 /// What is traced, one line per event.
 #[derive(Clone, Debug)]
-pub(crate) struct Lines {
+pub struct Lines {
     lines: Arc<Mutex<Vec<String>>>,
     is_wanted: fn(&Metadata<'_>) -> bool,
 }
@@ -49,14 +49,14 @@ impl Subscriber for Lines {
 
 impl Lines {
     /// Collects what is wanted, from now on.
-    pub(crate) fn collect(is_wanted: fn(&Metadata<'_>) -> bool) -> Self {
+    pub fn collect(is_wanted: fn(&Metadata<'_>) -> bool) -> Self {
         let lines = Self { lines: Arc::default(), is_wanted };
         tracing::subscriber::set_global_default(lines.clone()).expect("the only one");
         lines
     }
 
     /// Those that contain these words.
-    pub(crate) fn with(&self, words: &str) -> Vec<String> {
+    pub fn with(&self, words: &str) -> Vec<String> {
         self.lines.lock().expect("no panic").iter().filter(|line| line.contains(words)).cloned().collect()
     }
 }

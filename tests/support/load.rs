@@ -27,16 +27,16 @@ struct Held {
 
 /// What the tasks saw.
 #[derive(Debug)]
-pub(crate) struct Report {
-    pub(crate) operations: usize,
-    pub(crate) lost: usize,
+pub struct Report {
+    pub operations: usize,
+    pub lost: usize,
     /// How many requests failed, and how.
-    pub(crate) errors: BTreeMap<String, usize>,
-    pub(crate) tokens_that_went_back: usize,
+    pub errors: BTreeMap<String, usize>,
+    pub tokens_that_went_back: usize,
     /// Guards of one lock at the same time, none of which was told that it was lost.
-    pub(crate) overlaps: usize,
+    pub overlaps: usize,
     /// The longest time without any grant.
-    pub(crate) longest_gap: Duration,
+    pub longest_gap: Duration,
 }
 
 impl fmt::Display for Report {
@@ -59,7 +59,8 @@ impl fmt::Display for Report {
 type Seen = (Vec<Held>, BTreeMap<String, usize>);
 
 /// Tasks of several clients that take the same locks.
-pub(crate) struct Load {
+#[derive(Debug)]
+pub struct Load {
     clients: Vec<Client>,
     tasks: Vec<JoinHandle<()>>,
     stop: Arc<AtomicBool>,
@@ -67,12 +68,12 @@ pub(crate) struct Load {
 }
 
 impl Load {
-    pub(crate) async fn start(url: &str, tasks: usize) -> Self {
+    pub async fn start(url: &str, tasks: usize) -> Self {
         Self::start_with_ttl(url, tasks, TTL).await
     }
 
     /// The same with leases that last for so long.
-    pub(crate) async fn start_with_ttl(url: &str, tasks: usize, ttl: Duration) -> Self {
+    pub async fn start_with_ttl(url: &str, tasks: usize, ttl: Duration) -> Self {
         let (stop, seen) = (Arc::new(AtomicBool::new(false)), Arc::new(Mutex::<Seen>::default()));
         let mut clients = Vec::new();
         for _ in 0..CLIENTS {
@@ -101,17 +102,17 @@ impl Load {
     }
 
     /// How many locks have been taken so far.
-    pub(crate) fn operations(&self) -> usize {
+    pub fn operations(&self) -> usize {
         self.seen.lock().expect("no panic").0.len()
     }
 
     /// Waits for as many further locks.
-    pub(crate) async fn go_on_for(&self, operations: usize) {
+    pub async fn go_on_for(&self, operations: usize) {
         self.go_on_for_or(operations, String::new).await;
     }
 
     /// The same; if it takes too long, `explain` says how the store is.
-    pub(crate) async fn go_on_for_or(&self, operations: usize, explain: impl Fn() -> String) {
+    pub async fn go_on_for_or(&self, operations: usize, explain: impl Fn() -> String) {
         let goal = self.operations() + operations;
         let went_on = async {
             while self.operations() < goal {
@@ -143,7 +144,7 @@ impl Load {
     }
 
     /// Waits until every client has taken every lock again.
-    pub(crate) async fn go_on_everywhere(&self) {
+    pub async fn go_on_everywhere(&self) {
         let before = self.operations();
         super::eventually(Duration::from_secs(60), || async {
             let seen = self.seen.lock().expect("no panic");
@@ -153,7 +154,7 @@ impl Load {
         .await;
     }
 
-    pub(crate) async fn stop(self) -> Report {
+    pub async fn stop(self) -> Report {
         self.stop.store(true, Ordering::Relaxed);
         for task in self.tasks {
             super::within(Duration::from_secs(60), task).await.expect("no panic");

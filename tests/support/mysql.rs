@@ -19,9 +19,9 @@ use mysql_async::prelude::Queryable;
 use mysql_async::{Conn, OptsBuilder, Row};
 use tempfile::TempDir;
 
-use crate::support::Clock;
-use crate::support::child::{CHILD_DIR, ChildProcess, free_port};
-use crate::support::redis::REQUIRE;
+use leasehold_support::Clock;
+use leasehold_support::child::{CHILD_DIR, ChildProcess, free_port};
+use leasehold_support::redis::REQUIRE;
 
 /// Names the program, `mariadbd` or `mysqld`, instead of a search. `mariadb-install-db` has to be beside MariaDB's, or
 /// on the path.

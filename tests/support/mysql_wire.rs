@@ -6,16 +6,9 @@
 use tokio::io::AsyncReadExt;
 use tokio::net::tcp::OwnedReadHalf;
 
-use crate::server::url_of;
-use crate::support::wire::{self, Message, Protocol};
+use leasehold_support::wire::{self, Message, Protocol};
 
 pub(crate) type Wire = wire::Wire<Mysql>;
-
-impl Wire {
-    pub(crate) fn url(&self) -> String {
-        url_of(self.port())
-    }
-}
 
 /// There is one request at a time.
 #[derive(Debug, Default)]

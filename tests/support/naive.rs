@@ -11,11 +11,11 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use uuid::Uuid;
 
-use crate::support::{Raw, Reply};
+use crate::{Raw, Reply};
 
 /// A client of the textbook recipe.
 #[derive(Debug)]
-pub(crate) struct Naive {
+pub struct Naive {
     raw: Raw,
     key: String,
     limit: i64,
@@ -23,12 +23,12 @@ pub(crate) struct Naive {
 }
 
 impl Naive {
-    pub(crate) fn new(raw: Raw, key: &str, limit: u32, lease: Duration) -> Self {
+    pub fn new(raw: Raw, key: &str, limit: u32, lease: Duration) -> Self {
         Self { raw, key: key.to_owned(), limit: limit.into(), lease }
     }
 
     /// Takes one permit if one is free, and names it. It lasts for a lease: for longer, it would have to be added anew.
-    pub(crate) fn try_acquire(&mut self) -> Option<String> {
+    pub fn try_acquire(&mut self) -> Option<String> {
         let (id, now) = (Uuid::new_v4().to_string(), now_us());
         let expired = now - i64::try_from(self.lease.as_micros()).expect("short");
         self.raw.send(&["MULTI"]);
@@ -43,13 +43,13 @@ impl Naive {
         None
     }
 
-    pub(crate) fn release(&mut self, id: &str) {
+    pub fn release(&mut self, id: &str) {
         self.raw.send(&["ZREM", &self.key, id]);
     }
 }
 
 /// The time of day, according to this process.
-pub(crate) fn now_us() -> i64 {
+pub fn now_us() -> i64 {
     let now = SystemTime::now().duration_since(UNIX_EPOCH).expect("after 1970");
     i64::try_from(now.as_micros()).expect("before the year 292 000")
 }

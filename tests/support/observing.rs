@@ -6,7 +6,7 @@ use futures::StreamExt;
 use futures::stream::BoxStream;
 use leasehold::{Client, Election, Leader, MutexOptions};
 
-use crate::support::{begun, eventually, within};
+use crate::{begun, eventually, within};
 
 /// What a busy machine may take for anything. What it took is printed.
 const SOON: Duration = Duration::from_secs(20);
@@ -15,16 +15,16 @@ const LASTING: Duration = Duration::from_secs(60);
 const NEVER: Duration = Duration::from_secs(600);
 
 /// Two observers of one client, and two candidates in others.
-pub(crate) struct Observing {
+pub struct Observing {
     observers: Vec<BoxStream<'static, Option<Leader>>>,
     candidates: [Election; 2],
     queue: leasehold::DistMutex,
-    pub(crate) client: Client,
+    pub client: Client,
 }
 
 impl Observing {
     /// The observers, and the candidates, of the store at these URLs.
-    pub(crate) async fn begin(url: &str, of_candidates: &str) -> Self {
+    pub async fn begin(url: &str, of_candidates: &str) -> Self {
         let connect = |url: &str| {
             let client = Client::connect_lazy(url).expect("a URL");
             client.with_mutex_options(MutexOptions::new().ttl(LASTING))
@@ -41,7 +41,7 @@ impl Observing {
     }
 
     /// What both report next.
-    pub(crate) async fn next(&mut self) -> Option<Leader> {
+    pub async fn next(&mut self) -> Option<Leader> {
         let mut seen = Vec::new();
         for leaders in &mut self.observers {
             seen.push(within(SOON, leaders.next()).await.expect("it goes on"));
@@ -55,7 +55,7 @@ impl Observing {
     }
 
     /// Of all kinds that do not need anybody to die.
-    pub(crate) async fn sees_every_change(&mut self, store: &str) {
+    pub async fn sees_every_change(&mut self, store: &str) {
         let [one, two] = self.candidates.clone();
         let mut times = Vec::new();
         for n in 0..5 {
@@ -87,7 +87,7 @@ impl Observing {
     }
 
     /// A change, after the connection through which it would be pushed was cut.
-    pub(crate) async fn sees_a_change_after(&mut self, mut cut: impl AsyncFnMut()) {
+    pub async fn sees_a_change_after(&mut self, mut cut: impl AsyncFnMut()) {
         let [one, _] = self.candidates.clone();
         for n in 0..3 {
             cut().await;
@@ -101,7 +101,7 @@ impl Observing {
     }
 
     /// Nobody observes any more: a client without observers, which is still connected.
-    pub(crate) fn stop(self) -> Client {
+    pub fn stop(self) -> Client {
         self.client
     }
 }

@@ -8,10 +8,12 @@ macro_rules! outages_are_traced_once {
         for round in 1..=2 {
             $server.kill();
             mutex.try_lock().await.map(drop).expect_err("it is away");
-            support::eventually($deadline, || async { !$client.state().status.is_connected() }).await;
+            leasehold_support::eventually($deadline, || async { !$client.state().status.is_connected() })
+                .await;
             $server.restart();
             // Nothing has to be asked for.
-            support::eventually($deadline, || async { $client.state().status.is_connected() }).await;
+            leasehold_support::eventually($deadline, || async { $client.state().status.is_connected() })
+                .await;
             mutex.lock().await.expect("free").release().await.expect("held");
             let [gone, back] =
                 ["the store is disconnected", "the store is connected again"].map(|words| $lines.with(words));

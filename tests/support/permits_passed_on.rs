@@ -13,7 +13,7 @@ use tokio::task::{JoinHandle, yield_now};
 use tokio::time::{Duration, sleep};
 
 use crate::semaphores::*;
-use crate::support::{begun, eventually, within};
+use leasehold_support::{begun, eventually, within};
 
 /// How many holds in a row a client has under one grant while others wait.
 const TURN: usize = 16;

@@ -19,9 +19,9 @@ use leasehold::postgres::PostgresBackend;
 use tempfile::TempDir;
 use tokio_postgres::{NoTls, SimpleQueryMessage};
 
-use crate::support::Clock;
-use crate::support::child::{CHILD_DIR, ChildProcess, free_port};
-use crate::support::redis::REQUIRE;
+use leasehold_support::Clock;
+use leasehold_support::child::{CHILD_DIR, ChildProcess, free_port};
+use leasehold_support::redis::REQUIRE;
 
 /// Names the directory of the programs `initdb` and `postgres`, instead of a search.
 const PROGRAMS: &str = "LEASEHOLD_POSTGRES_BIN";

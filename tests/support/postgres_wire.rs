@@ -6,16 +6,9 @@
 use tokio::io::AsyncReadExt;
 use tokio::net::tcp::OwnedReadHalf;
 
-use crate::server::url_of;
-use crate::support::wire::{self, Message, Protocol};
+use leasehold_support::wire::{self, Message, Protocol};
 
 pub(crate) type Wire = wire::Wire<Postgres>;
-
-impl Wire {
-    pub(crate) fn url(&self) -> String {
-        url_of(self.port())
-    }
-}
 
 /// A request is everything up to a message that the server answers to.
 #[derive(Debug, Default)]

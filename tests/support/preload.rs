@@ -4,25 +4,26 @@
 use std::env;
 use std::fs;
 use std::io::Write;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::process::{self, Command};
 use std::sync::atomic::{AtomicU32, Ordering};
 
 use super::redis::REQUIRE;
 
-const DIR: &str = match option_env!("CARGO_TARGET_TMPDIR") {
-    Some(dir) => dir,
-    // An example is neither a test nor a bench.
-    None => "/tmp",
-};
+/// Beside the program: files for a short time may be where no library can be loaded from.
+fn dir() -> PathBuf {
+    let mut program = env::current_exe().expect("a process knows its program");
+    program.pop();
+    program
+}
 
 /// Compiles the library `name`; once per test process, and without regard to what others compile meanwhile.
-pub(crate) fn compile(name: &str, source_code: &str) -> Result<PathBuf, String> {
+pub fn compile(name: &str, source_code: &str) -> Result<PathBuf, String> {
     if !cfg!(target_os = "linux") {
         return Err("libraries are loaded before libc on Linux only".to_owned());
     }
     let (source, new) = (new_path(name, "c"), new_path(name, "so"));
-    fs::write(&source, source_code).expect("files can be written in cargo's directory for tests");
+    fs::write(&source, source_code).expect("files can be written beside the program");
     let output = Command::new("cc")
         .args(["-shared", "-fPIC", "-O1", "-Wall", "-o"])
         .args([&new, &source])
@@ -30,7 +31,7 @@ pub(crate) fn compile(name: &str, source_code: &str) -> Result<PathBuf, String> 
         .output()
         .map_err(|error| format!("no C compiler: cc: {error}"))?;
     assert!(output.status.success(), "{name}.c: {}", String::from_utf8_lossy(&output.stderr));
-    let library = Path::new(DIR).join(format!("lib{name}.so"));
+    let library = dir().join(format!("lib{name}.so"));
     let _ = fs::remove_file(&source);
     fs::rename(&new, &library).expect("files can be renamed within a directory");
     Ok(library)
@@ -38,15 +39,15 @@ pub(crate) fn compile(name: &str, source_code: &str) -> Result<PathBuf, String> 
 
 /// Says on standard error that a test was left out. With `LEASEHOLD_REQUIRE_SERVERS=1` it fails instead.
 #[track_caller]
-pub(crate) fn leave_out(left_out: &str, why: &str) {
+pub fn leave_out(left_out: &str, why: &str) {
     assert!(env::var_os(REQUIRE).is_none_or(|value| value != "1"), "nothing to load for: {left_out}: {why}");
     let notice = format!("\nLEFT OUT: {left_out}: {why}\n");
     std::io::stderr().write_all(notice.as_bytes()).expect("standard error is open");
 }
 
 /// A path that nobody else uses.
-pub(crate) fn new_path(name: &str, extension: &str) -> PathBuf {
+pub fn new_path(name: &str, extension: &str) -> PathBuf {
     static NEXT: AtomicU32 = AtomicU32::new(0);
     let number = NEXT.fetch_add(1, Ordering::Relaxed);
-    Path::new(DIR).join(format!("{name}-{}-{number}.{extension}", process::id()))
+    dir().join(format!("{name}-{}-{number}.{extension}", process::id()))
 }

@@ -12,7 +12,7 @@ use leasehold::{Client, DistMutex, FencingToken, Guard};
 use tokio::task::{JoinHandle, JoinSet};
 use tokio::time::{Instant, sleep};
 
-use crate::support::{Worker, eventually, one_place_each, options, say, within, worker_args};
+use leasehold_support::{Worker, eventually, one_place_each, options, say, within, worker_args};
 
 const NAME: &str = "machine:42";
 const SECOND: Duration = Duration::from_secs(1);

@@ -23,7 +23,7 @@ use super::resp::{Reply, parse_request};
 
 /// Which way bytes go.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Direction {
+pub enum Direction {
     ToServer,
     ToClient,
     Both,
@@ -31,7 +31,7 @@ pub(crate) enum Direction {
 
 /// What a connection of a client carries.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Traffic {
+pub enum Traffic {
     /// Commands; also on every connection that has not subscribed yet.
     Commands,
     /// Messages of subscriptions.
@@ -40,7 +40,7 @@ pub(crate) enum Traffic {
 
 /// A proxy on loopback, on the runtime that started it. Ends when dropped, with all its connections.
 #[derive(Debug)]
-pub(crate) struct Proxy {
+pub struct Proxy {
     port: u16,
     wire: Arc<Wire>,
     accepting: JoinHandle<()>,
@@ -107,24 +107,24 @@ impl fmt::Debug for Trap {
 
 /// One request on its way to the server.
 #[derive(Debug)]
-pub(crate) struct Request {
+pub struct Request {
     bytes: Vec<u8>,
     words: Vec<String>,
 }
 
 impl Request {
     /// The command and its arguments.
-    pub(crate) fn words(&self) -> &[String] {
+    pub fn words(&self) -> &[String] {
         &self.words
     }
 
     /// Whether the bytes occur anywhere in it.
-    pub(crate) fn contains(&self, needle: &[u8]) -> bool {
+    pub fn contains(&self, needle: &[u8]) -> bool {
         self.bytes.windows(needle.len()).any(|window| window == needle)
     }
 
     /// The keys and the arguments of a script call; `None` if it is none.
-    pub(crate) fn script_call(&self) -> Option<(&[String], &[String])> {
+    pub fn script_call(&self) -> Option<(&[String], &[String])> {
         let [command, _, count, rest @ ..] = self.words() else { return None };
         let called = ["EVAL", "EVALSHA"].iter().any(|name| command.eq_ignore_ascii_case(name));
         if called { rest.split_at_checked(count.parse().ok()?) } else { None }
@@ -158,7 +158,7 @@ struct Connection {
 
 impl Proxy {
     /// A proxy before the server on `server_port`.
-    pub(crate) async fn start(server_port: u16) -> Self {
+    pub async fn start(server_port: u16) -> Self {
         let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).await.expect("a port is free");
         let port = listener.local_addr().expect("a listener has an address").port();
         let wire = Arc::new(Wire {
@@ -181,57 +181,57 @@ impl Proxy {
         Self { port, wire, accepting }
     }
 
-    pub(crate) fn port(&self) -> u16 {
+    pub fn port(&self) -> u16 {
         self.port
     }
 
-    pub(crate) fn url(&self) -> String {
+    pub fn url(&self) -> String {
         super::acl::url_of(self.port)
     }
 
     /// How many connections were accepted so far; refused ones do not count.
-    pub(crate) fn accepted(&self) -> usize {
+    pub fn accepted(&self) -> usize {
         self.wire.accepted.load(Ordering::SeqCst)
     }
 
     /// How many connections are open now.
-    pub(crate) fn open(&self) -> usize {
+    pub fn open(&self) -> usize {
         self.wire.open.load(Ordering::SeqCst)
     }
 
     /// Closes all connections there are (FIN), on both sides. New ones are welcome.
-    pub(crate) fn cut(&self) {
+    pub fn cut(&self) {
         self.wire.cuts.send_replace(Cut::Close);
     }
 
     /// Closes the next connection that is to carry more than so many bytes that way, after as many.
-    pub(crate) fn cut_after(&self, to_server: bool, bytes: usize) {
+    pub fn cut_after(&self, to_server: bool, bytes: usize) {
         let (requests, replies) = &self.wire.budgets;
         let budget = if to_server { requests } else { replies };
         budget.cut_after(bytes);
     }
 
     /// Resets all connections there are (RST), on both sides. New ones are welcome.
-    pub(crate) fn reset(&self) {
+    pub fn reset(&self) {
         self.wire.cuts.send_replace(Cut::Reset);
     }
 
     /// Black hole: nothing goes that way any more, no connection is closed, and new ones are accepted and
     /// held as well. The bytes are kept.
-    pub(crate) fn hold(&self, direction: Direction) {
+    pub fn hold(&self, direction: Direction) {
         self.hold_traffic(Traffic::Commands, direction);
         self.hold_traffic(Traffic::Messages, direction);
     }
 
     /// The connections there are keep back what goes to the server, also their end: a network that loses its route.
     /// Others are not affected.
-    pub(crate) fn hold_connections(&self) {
+    pub fn hold_connections(&self) {
         let earliest = self.accepted();
         self.wire.held.send_modify(|held| held.earliest = earliest);
     }
 
     /// The same for the connections with this traffic, of every client.
-    pub(crate) fn hold_traffic(&self, traffic: Traffic, direction: Direction) {
+    pub fn hold_traffic(&self, traffic: Traffic, direction: Direction) {
         self.wire.held.send_modify(|held| {
             let held = &mut held.by_traffic[traffic as usize];
             held.to_server |= direction != Direction::ToClient;
@@ -240,26 +240,23 @@ impl Proxy {
     }
 
     /// Stops holding this traffic; what was kept is delivered.
-    pub(crate) fn resume_traffic(&self, traffic: Traffic) {
+    pub fn resume_traffic(&self, traffic: Traffic) {
         self.wire.held.send_modify(|held| held.by_traffic[traffic as usize] = HeldTraffic::default());
     }
 
     /// From now on, all places in queues seem to have the same ticket: a server that does not tell one from another.
-    pub(crate) fn forget_tickets(&self) {
+    pub fn forget_tickets(&self) {
         self.wire.forgetting_tickets.store(true, Ordering::SeqCst);
     }
 
     /// From its next request on, each connection there is has not logged in. New ones can. (The server must require
     /// it.)
-    pub(crate) fn log_out(&self) {
+    pub fn log_out(&self) {
         self.wire.log_outs.send_replace(());
     }
 
     /// Completes when the next request that is `meant` goes to the server.
-    pub(crate) fn next_request(
-        &self,
-        meant: impl Fn(&Request) -> bool + Send + 'static,
-    ) -> oneshot::Receiver<()> {
+    pub fn next_request(&self, meant: impl Fn(&Request) -> bool + Send + 'static) -> oneshot::Receiver<()> {
         let (sprung, done) = oneshot::channel();
         *lock(&self.wire.watch) = Some(Trap { meant: Box::new(meant), sprung });
         done
@@ -267,7 +264,7 @@ impl Proxy {
 
     /// Holds one connection: what it sends to the server from the next request on that is `meant`, also its end. The
     /// returned receiver completes when that request has arrived here.
-    pub(crate) fn hold_connection_at(
+    pub fn hold_connection_at(
         &self,
         meant: impl Fn(&Request) -> bool + Send + 'static,
     ) -> oneshot::Receiver<()> {
@@ -277,23 +274,23 @@ impl Proxy {
     }
 
     /// Ends all holding; what was kept is delivered.
-    pub(crate) fn resume(&self) {
+    pub fn resume(&self) {
         self.wire.resumes.send_replace(());
         self.wire.held.send_replace(Held::default());
     }
 
     /// From now on each reply takes so much longer, one after another: a server that is slow.
-    pub(crate) fn delay_replies(&self, by: Duration) {
+    pub fn delay_replies(&self, by: Duration) {
         self.wire.delay.store(by.as_micros() as u64, Ordering::SeqCst);
     }
 
     /// From now on, closes every new connection at once; `false` ends that.
-    pub(crate) fn refuse(&self, refusing: bool) {
+    pub fn refuse(&self, refusing: bool) {
         self.accept_at_most(if refusing { 0 } else { usize::MAX });
     }
 
     /// Closes every new connection at once after this many have been accepted.
-    pub(crate) fn accept_at_most(&self, connections: usize) {
+    pub fn accept_at_most(&self, connections: usize) {
         self.wire.most.store(connections, Ordering::SeqCst);
     }
 
@@ -303,16 +300,13 @@ impl Proxy {
     ///
     /// The returned receiver completes when that has happened. Not for connections that unsubscribe from
     /// everything at once, since the number of answers to that cannot be told from the request.
-    pub(crate) fn cut_after_next_request_matching(
-        &self,
-        needle: impl Into<Vec<u8>>,
-    ) -> oneshot::Receiver<()> {
+    pub fn cut_after_next_request_matching(&self, needle: impl Into<Vec<u8>>) -> oneshot::Receiver<()> {
         let needle = needle.into();
         self.cut_after_next_request(move |request| request.contains(&needle))
     }
 
     /// The same for the next request that is `meant`.
-    pub(crate) fn cut_after_next_request(
+    pub fn cut_after_next_request(
         &self,
         meant: impl Fn(&Request) -> bool + Send + 'static,
     ) -> oneshot::Receiver<()> {

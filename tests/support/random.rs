@@ -8,11 +8,11 @@ use std::time::Duration;
 
 /// A small generator of numbers (SplitMix64, Steele and others 2014), so that a seed tells what was done.
 #[derive(Clone, Debug)]
-pub(crate) struct Random(u64);
+pub struct Random(u64);
 
 impl Random {
     /// For each of several users of one seed, another sequence.
-    pub(crate) fn new(seed: u64, user: u64) -> Self {
+    pub fn new(seed: u64, user: u64) -> Self {
         let mut random = Self(seed ^ user.rotate_left(32));
         Self(random.next())
     }
@@ -25,20 +25,20 @@ impl Random {
         z ^ (z >> 31)
     }
 
-    pub(crate) fn within(&mut self, range: Range<u64>) -> u64 {
+    pub fn within(&mut self, range: Range<u64>) -> u64 {
         range.start + self.next() % (range.end - range.start)
     }
 
-    pub(crate) fn millis(&mut self, range: Range<u64>) -> Duration {
+    pub fn millis(&mut self, range: Range<u64>) -> Duration {
         Duration::from_millis(self.within(range))
     }
 
     /// Once in so many times.
-    pub(crate) fn one_in(&mut self, times: u64) -> bool {
+    pub fn one_in(&mut self, times: u64) -> bool {
         self.within(0..times) == 0
     }
 
-    pub(crate) fn choose<'a, T>(&mut self, all: &'a [T]) -> &'a T {
+    pub fn choose<'a, T>(&mut self, all: &'a [T]) -> &'a T {
         &all[self.within(0..all.len() as u64) as usize]
     }
 }

@@ -19,7 +19,7 @@ use super::resp::{Raw, Reply};
 /// Names the server program, instead of a search on PATH.
 const SERVER: &str = "LEASEHOLD_REDIS_SERVER";
 /// Set to 1, a missing server fails the test.
-pub(crate) const REQUIRE: &str = "LEASEHOLD_REQUIRE_SERVERS";
+pub const REQUIRE: &str = "LEASEHOLD_REQUIRE_SERVERS";
 const PROGRAMS: [&str; 2] = ["redis-server", "valkey-server"];
 
 /// How long a server may take to answer its first PING.
@@ -29,33 +29,33 @@ const PORTS: u32 = 10;
 
 /// How a server is started beyond the plain way: nothing on disk, TCP only.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct Setup {
+pub struct Setup {
     /// Listen on a unix socket as well.
-    pub(crate) unix_socket: bool,
+    pub unix_socket: bool,
     /// Further options, such as `["--appendonly", "yes", "--appendfsync", "always"]`.
-    pub(crate) options: Vec<String>,
+    pub options: Vec<String>,
     /// Live by this clock instead of the machine's.
-    pub(crate) clock: Option<Clock>,
+    pub clock: Option<Clock>,
     /// Run in a session of its own, as a service does, where the machine has `setsid`. Linux gives each session its
     /// share of the processors; in the session of a bench, the bench's tasks would take the server's.
-    pub(crate) own_session: bool,
+    pub own_session: bool,
     /// A node of a cluster, whose bus has a port of its own, 10 000 above the other.
-    pub(crate) cluster: bool,
+    pub cluster: bool,
     /// Serve TLS as well, on a port of its own. `None` if the plain port is all.
-    pub(crate) tls: Option<ServerCertificate>,
+    pub tls: Option<ServerCertificate>,
     /// A sentinel with this configuration instead of a server that stores anything.
-    pub(crate) sentinel: Option<String>,
+    pub sentinel: Option<String>,
 }
 
 /// What a server needs for TLS, in PEM.
 #[derive(Clone, Debug)]
-pub(crate) struct ServerCertificate {
-    pub(crate) certificate: String,
-    pub(crate) key: String,
+pub struct ServerCertificate {
+    pub certificate: String,
+    pub key: String,
     /// The authority that clients' certificates must be signed by.
-    pub(crate) authority: String,
+    pub authority: String,
     /// Whether clients need a certificate.
-    pub(crate) required: bool,
+    pub required: bool,
 }
 
 impl ServerCertificate {
@@ -77,28 +77,28 @@ impl ServerCertificate {
 
 impl Setup {
     /// Plain text on one port, TLS on another.
-    pub(crate) fn with_tls(certificate: ServerCertificate) -> Self {
+    pub fn with_tls(certificate: ServerCertificate) -> Self {
         Self { tls: Some(certificate), ..Self::default() }
     }
 
     /// Every write is noted in the order of the writes, for [`RedisServer::written`].
-    pub(crate) fn with_a_log_of_writes() -> Self {
+    pub fn with_a_log_of_writes() -> Self {
         Self { options: ["--appendonly", "yes"].map(str::to_owned).to_vec(), ..Self::default() }
     }
 
     /// Every write is on disk before it is answered, so that a restart remembers everything.
-    pub(crate) fn on_disk() -> Self {
+    pub fn on_disk() -> Self {
         let options = ["--appendonly", "yes", "--appendfsync", "always"];
         Self { options: options.map(str::to_owned).to_vec(), ..Self::default() }
     }
 
     /// For measurements.
-    pub(crate) fn as_a_service() -> Self {
+    pub fn as_a_service() -> Self {
         Self { own_session: true, ..Self::default() }
     }
 
     /// The server lives by `clock`.
-    pub(crate) fn under(clock: &Clock) -> Self {
+    pub fn under(clock: &Clock) -> Self {
         Self { clock: Some(clock.clone()), ..Self::default() }
     }
 }
@@ -120,7 +120,7 @@ impl Ports {
 
 /// A running server. Killed when dropped, and with the test process.
 #[derive(Debug)]
-pub(crate) struct RedisServer {
+pub struct RedisServer {
     program: PathBuf,
     setup: Setup,
     dir: PathBuf,
@@ -137,13 +137,13 @@ impl RedisServer {
     /// let Some(server) = RedisServer::start_or_skip("a dead holder is replaced") else { return };
     /// ```
     #[track_caller]
-    pub(crate) fn start_or_skip(left_out: &str) -> Option<Self> {
+    pub fn start_or_skip(left_out: &str) -> Option<Self> {
         Self::start_with_or_skip(left_out, Setup::default())
     }
 
     /// The same with a [`Setup`].
     #[track_caller]
-    pub(crate) fn start_with_or_skip(left_out: &str, setup: Setup) -> Option<Self> {
+    pub fn start_with_or_skip(left_out: &str, setup: Setup) -> Option<Self> {
         if let Some(program) = find_program() {
             if setup.tls.is_some() && !has_tls(&program) {
                 say(&format!("\nLEFT OUT: {left_out}: {} was built without TLS\n", program.display()));
@@ -169,39 +169,39 @@ impl RedisServer {
         panic!("{} does not start; its log:\n{}", program.display(), log(&dir));
     }
 
-    pub(crate) fn port(&self) -> u16 {
+    pub fn port(&self) -> u16 {
         self.ports.plain
     }
 
     /// Of TLS, which the setup asked for.
-    pub(crate) fn tls_port(&self) -> u16 {
+    pub fn tls_port(&self) -> u16 {
         self.ports.tls.expect("the setup asked for TLS")
     }
 
-    pub(crate) fn pid(&self) -> u32 {
+    pub fn pid(&self) -> u32 {
         self.process.pid()
     }
 
     /// The URL without credentials, as it is in errors.
     /// The clock that it lives by, if that is not the machine's.
-    pub(crate) const fn clock(&self) -> Option<&Clock> {
+    pub const fn clock(&self) -> Option<&Clock> {
         self.setup.clock.as_ref()
     }
 
-    pub(crate) fn address(&self) -> String {
+    pub fn address(&self) -> String {
         format!("redis://127.0.0.1:{}", self.port())
     }
 
     /// The port by which the other nodes of a cluster find this one.
-    pub(crate) fn bus_client_port(&self) -> u16 {
+    pub fn bus_client_port(&self) -> u16 {
         self.ports.tls.unwrap_or(self.ports.plain)
     }
 
-    pub(crate) fn url(&self) -> String {
+    pub fn url(&self) -> String {
         acl::url_of(self.port())
     }
 
-    pub(crate) fn unix_url(&self) -> String {
+    pub fn unix_url(&self) -> String {
         assert!(self.setup.unix_socket, "the setup asked for a unix socket");
         let login = match acl::login() {
             "" => String::new(),
@@ -211,7 +211,7 @@ impl RedisServer {
     }
 
     /// Gives the clients of this run a right that not everybody needs, if they have not got all.
-    pub(crate) fn allow(&self, rules: &[String]) {
+    pub fn allow(&self, rules: &[String]) {
         if acl::is_restricted() {
             let command = ["ACL", "SETUSER", "leasehold"].into_iter().chain(rules.iter().map(|rule| &**rule));
             assert_eq!(self.raw().send(&command.collect::<Vec<_>>()), Reply::ok());
@@ -219,23 +219,23 @@ impl RedisServer {
     }
 
     /// Where the server keeps its log, its socket, and what the setup has on disk.
-    pub(crate) fn dir(&self) -> &Path {
+    pub fn dir(&self) -> &Path {
         &self.dir
     }
 
     /// A new connection for commands by hand.
     #[track_caller]
-    pub(crate) fn raw(&self) -> Raw {
+    pub fn raw(&self) -> Raw {
         Raw::connect(self.port()).expect("the server accepts connections")
     }
 
     /// What the server has written to its log.
-    pub(crate) fn log(&self) -> String {
+    pub fn log(&self) -> String {
         log(&self.dir)
     }
 
     /// What each call has set under `key`, from the log of writes of a server that has one, which ends with this.
-    pub(crate) fn written(&mut self, key: &str) -> Vec<Vec<String>> {
+    pub fn written(&mut self, key: &str) -> Vec<Vec<String>> {
         self.shutdown();
         let logged = logs_of_writes(&self.dir).into_iter().flat_map(|log| {
             let log = fs::read(&log).expect("it is there");
@@ -245,35 +245,35 @@ impl RedisServer {
     }
 
     /// SIGSTOP: connections stay open, nothing is answered.
-    pub(crate) fn pause(&self) {
+    pub fn pause(&self) {
         self.process.pause();
     }
 
     /// SIGCONT.
-    pub(crate) fn resume(&self) {
+    pub fn resume(&self) {
         self.process.resume();
     }
 
     /// SIGKILL, and waits until the server is gone.
-    pub(crate) fn kill(&mut self) {
+    pub fn kill(&mut self) {
         self.process.kill();
     }
 
     /// An orderly end, and waits for it. What the setup keeps on disk is on disk.
-    pub(crate) fn shutdown(&mut self) {
+    pub fn shutdown(&mut self) {
         // The answer is the end of the connection.
         let answer = self.raw().try_send(&["SHUTDOWN"]);
         assert!(answer.is_err(), "SHUTDOWN was refused: {answer:?}");
         self.process.wait();
     }
 
-    pub(crate) fn is_alive(&mut self) -> bool {
+    pub fn is_alive(&mut self) -> bool {
         self.process.is_alive()
     }
 
     /// Starts the server again on the same port, after killing it if it still runs. It remembers what the
     /// setup keeps on disk.
-    pub(crate) fn restart(&mut self) {
+    pub fn restart(&mut self) {
         self.kill();
         self.process = launch(&self.program, &self.setup, &self.dir, self.ports)
             .unwrap_or_else(|| panic!("no restart on port {}; the log:\n{}", self.port(), self.log()));
@@ -388,7 +388,7 @@ fn on_path(name: &str) -> Option<PathBuf> {
 /// No call has left a smaller number under `key` than an earlier one, or than one of its own, for which it has granted
 /// something. The server ends with this.
 #[track_caller]
-pub(crate) fn assert_is_never_lowered(server: &mut RedisServer, key: &str) {
+pub fn assert_is_never_lowered(server: &mut RedisServer, key: &str) {
     let calls = server.written(key);
     assert!(calls.len() > 10, "too few: {calls:?}");
     let mut newest = "";

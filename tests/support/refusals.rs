@@ -11,13 +11,13 @@ use futures::stream::FuturesUnordered;
 use leasehold::{Client, MutexOptions};
 use tokio::time::{Instant, sleep};
 
-use crate::support::faults::{SECOND, mutex, until_waiting, waiter};
-use crate::support::within;
+use crate::faults::{SECOND, mutex, until_waiting, waiter};
+use crate::within;
 
 /// How long each refusal lasts.
-pub(crate) const REFUSAL: Duration = Duration::from_secs(3);
+pub const REFUSAL: Duration = Duration::from_secs(3);
 /// How long a release may take once the store accepts changes again, on a busy machine.
-pub(crate) const RECOVERY: Duration = Duration::from_secs(2);
+pub const RECOVERY: Duration = Duration::from_secs(2);
 /// How long a release is repeated while its caller waits, at least.
 const AWAITED: Duration = Duration::from_millis(3500);
 /// A deadline for what takes a moment.
@@ -25,7 +25,7 @@ const SOON: Duration = Duration::from_secs(15);
 
 /// A holder, 20 waiters, of which half come meanwhile, and a release that is awaited, while the store refuses something
 /// for [`REFUSAL`]. `end` returns once the store accepts changes again. Each client may hold `NAME`.
-pub(crate) async fn nothing_fails_during(
+pub async fn nothing_fails_during(
     case: &str,
     client: Client,
     other: Client,

@@ -15,10 +15,10 @@ use tokio::sync::{Mutex, watch};
 use tokio::task::{JoinHandle, JoinSet};
 use tokio::time::sleep;
 
-use crate::support::wire::{Message, Protocol};
+use crate::wire::{Message, Protocol};
 
 /// A protocol in which errors can be told.
-pub(crate) trait Refusable: Protocol {
+pub trait Refusable: Protocol {
     /// Whether the client sends the first message.
     const CLIENT_BEGINS: bool;
 
@@ -28,7 +28,7 @@ pub(crate) trait Refusable: Protocol {
 
 /// What it does with what comes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Mode {
+pub enum Mode {
     Passes,
     /// Each part of an answer is passed on this much later.
     Late(Duration),
@@ -54,7 +54,7 @@ enum Fate {
 
 /// Ends when dropped, with all its connections.
 #[derive(Debug)]
-pub(crate) struct RefusingProxy<P> {
+pub struct RefusingProxy<P> {
     port: u16,
     mode: watch::Sender<Mode>,
     /// Each connection that is open has one.
@@ -64,7 +64,7 @@ pub(crate) struct RefusingProxy<P> {
 }
 
 impl<P: Refusable> RefusingProxy<P> {
-    pub(crate) async fn start(server_port: u16) -> Self {
+    pub async fn start(server_port: u16) -> Self {
         let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).await.expect("a port is free");
         let port = listener.local_addr().expect("it has an address").port();
         let (mode, fates) = (watch::Sender::new(Mode::Passes), watch::Sender::new(Fate::Closed));
@@ -72,12 +72,12 @@ impl<P: Refusable> RefusingProxy<P> {
         Self { port, mode, fates, accepting, protocol: PhantomData }
     }
 
-    pub(crate) const fn port(&self) -> u16 {
+    pub const fn port(&self) -> u16 {
         self.port
     }
 
     /// From now on.
-    pub(crate) fn set(&self, mode: Mode) {
+    pub fn set(&self, mode: Mode) {
         self.mode.send_replace(mode);
         match mode {
             Mode::Hangs => self.swallow(),
@@ -87,11 +87,11 @@ impl<P: Refusable> RefusingProxy<P> {
     }
 
     /// The connections there are swallow everything, as behind a router that has forgotten them.
-    pub(crate) fn swallow(&self) {
+    pub fn swallow(&self) {
         self.fates.send_replace(Fate::Swallowed);
     }
 
-    pub(crate) fn open(&self) -> usize {
+    pub fn open(&self) -> usize {
         self.fates.receiver_count()
     }
 }

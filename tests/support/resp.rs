@@ -12,7 +12,7 @@ const REPLY_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// What a server answers. RESP3 is read as what RESP2 would have said, except for what is pushed.
 #[derive(Clone, PartialEq, Eq)]
-pub(crate) enum Reply {
+pub enum Reply {
     Simple(String),
     Error(String),
     Int(i64),
@@ -24,20 +24,20 @@ pub(crate) enum Reply {
 }
 
 impl Reply {
-    pub(crate) fn ok() -> Self {
+    pub fn ok() -> Self {
         Self::Simple("OK".to_owned())
     }
 
-    pub(crate) const fn nil() -> Self {
+    pub const fn nil() -> Self {
         Self::Bulk(None)
     }
 
-    pub(crate) fn bulk(text: &str) -> Self {
+    pub fn bulk(text: &str) -> Self {
         Self::Bulk(Some(text.as_bytes().to_vec()))
     }
 
     /// The text of a simple or bulk string.
-    pub(crate) fn text(&self) -> Option<String> {
+    pub fn text(&self) -> Option<String> {
         match self {
             Self::Simple(text) => Some(text.clone()),
             Self::Bulk(Some(bytes)) => Some(String::from_utf8_lossy(bytes).into_owned()),
@@ -46,19 +46,19 @@ impl Reply {
     }
 
     #[track_caller]
-    pub(crate) fn int(&self) -> i64 {
+    pub fn int(&self) -> i64 {
         let Self::Int(n) = self else { panic!("expected an integer, got {self:?}") };
         *n
     }
 
     #[track_caller]
-    pub(crate) fn array(self) -> Vec<Self> {
+    pub fn array(self) -> Vec<Self> {
         let Self::Array(items) = self else { panic!("expected an array, got {self:?}") };
         items
     }
 
     /// The items of an array or a push, as texts; nothing for what has no text.
-    pub(crate) fn words(&self) -> Vec<String> {
+    pub fn words(&self) -> Vec<String> {
         match self {
             Self::Array(items) | Self::Push(items) => {
                 items.iter().map(|item| item.text().unwrap_or_default()).collect()
@@ -72,7 +72,7 @@ impl Reply {
     /// # Panics
     ///
     /// If that is neither RESP2 nor RESP3.
-    pub(crate) fn parse(bytes: &[u8]) -> Option<(Self, usize)> {
+    pub fn parse(bytes: &[u8]) -> Option<(Self, usize)> {
         let line_len = bytes.windows(2).position(|pair| pair == b"\r\n")?;
         let line = from_utf8(&bytes[..line_len]).expect("a header line is text");
         let (kind, rest) = line.split_at_checked(1).unwrap_or_else(|| panic!("an empty header line"));
@@ -150,13 +150,13 @@ impl fmt::Debug for Reply {
 ///
 /// It blocks: talk to the server itself with it, not to a [`Proxy`](super::Proxy) on the same runtime.
 #[derive(Debug)]
-pub(crate) struct Raw {
+pub struct Raw {
     stream: TcpStream,
     unread: Vec<u8>,
 }
 
 impl Raw {
-    pub(crate) fn connect(port: u16) -> io::Result<Self> {
+    pub fn connect(port: u16) -> io::Result<Self> {
         let stream = TcpStream::connect(("127.0.0.1", port))?;
         stream.set_nodelay(true)?;
         stream.set_read_timeout(Some(REPLY_TIMEOUT))?;
@@ -165,17 +165,17 @@ impl Raw {
 
     /// Sends one command and waits for its answer.
     #[track_caller]
-    pub(crate) fn send(&mut self, command: &[&str]) -> Reply {
+    pub fn send(&mut self, command: &[&str]) -> Reply {
         self.try_send(command).unwrap_or_else(|error| panic!("{command:?} was not answered: {error}"))
     }
 
-    pub(crate) fn try_send(&mut self, command: &[&str]) -> io::Result<Reply> {
+    pub fn try_send(&mut self, command: &[&str]) -> io::Result<Reply> {
         self.write(command)?;
         self.read()
     }
 
     /// Sends a command without waiting for its answer.
-    pub(crate) fn write(&mut self, command: &[&str]) -> io::Result<()> {
+    pub fn write(&mut self, command: &[&str]) -> io::Result<()> {
         let mut bytes = format!("*{}\r\n", command.len());
         for word in command {
             bytes.push_str(&format!("${}\r\n{word}\r\n", word.len()));
@@ -184,7 +184,7 @@ impl Raw {
     }
 
     /// The next answer, or the next message of a subscription.
-    pub(crate) fn read(&mut self) -> io::Result<Reply> {
+    pub fn read(&mut self) -> io::Result<Reply> {
         loop {
             if let Some((reply, len)) = Reply::parse(&self.unread) {
                 self.unread.drain(..len);
@@ -203,19 +203,19 @@ impl Raw {
 
     /// The string under `key`.
     #[track_caller]
-    pub(crate) fn get(&mut self, key: &str) -> Option<String> {
+    pub fn get(&mut self, key: &str) -> Option<String> {
         self.send(&["GET", key]).text()
     }
 
     /// For how many more milliseconds `key` is kept: -1 if it does not expire, -2 if it is not there.
     #[track_caller]
-    pub(crate) fn pttl(&mut self, key: &str) -> i64 {
+    pub fn pttl(&mut self, key: &str) -> i64 {
         self.send(&["PTTL", key]).int()
     }
 
     /// The server's time of day, in microseconds.
     #[track_caller]
-    pub(crate) fn now_us(&mut self) -> u64 {
+    pub fn now_us(&mut self) -> u64 {
         let time = self.send(&["TIME"]).words();
         let part = |i: usize| time[i].parse::<u64>().expect("a number");
         part(0) * 1_000_000 + part(1)
@@ -223,7 +223,7 @@ impl Raw {
 
     /// The keys that match, in order, but for the labels of clients.
     #[track_caller]
-    pub(crate) fn keys(&mut self, pattern: &str) -> Vec<String> {
+    pub fn keys(&mut self, pattern: &str) -> Vec<String> {
         let replies = self.send(&["KEYS", pattern]).array();
         let mut keys: Vec<_> = replies.iter().filter_map(Reply::text).filter(|key| !is_label(key)).collect();
         keys.sort();
@@ -232,7 +232,7 @@ impl Raw {
 
     /// The keys of the labels of clients.
     #[track_caller]
-    pub(crate) fn label_keys(&mut self) -> Vec<String> {
+    pub fn label_keys(&mut self) -> Vec<String> {
         let replies = self.send(&["KEYS", "{leasehold}:*"]).array();
         replies.iter().filter_map(Reply::text).filter(|key| is_label(key)).collect()
     }
@@ -240,7 +240,7 @@ impl Raw {
     /// How often the server ran each command since it started or was told `CONFIG RESETSTAT`, by command name
     /// in small letters. Subcommands read `config|get`; what scripts call counts as well.
     #[track_caller]
-    pub(crate) fn info_commandstats(&mut self) -> BTreeMap<String, u64> {
+    pub fn info_commandstats(&mut self) -> BTreeMap<String, u64> {
         let info = self.send(&["INFO", "commandstats"]).text().expect("INFO answers with text");
         info.lines().filter_map(command_calls).collect()
     }
@@ -252,7 +252,7 @@ fn is_label(key: &str) -> bool {
 }
 
 /// The words of a request and its length: an array of strings, or a line of words, which is how fred says HELLO.
-pub(crate) fn parse_request(bytes: &[u8]) -> Option<(Vec<String>, usize)> {
+pub fn parse_request(bytes: &[u8]) -> Option<(Vec<String>, usize)> {
     if *bytes.first()? == b'*' {
         let (request, len) = Reply::parse(bytes)?;
         return Some((request.words(), len));

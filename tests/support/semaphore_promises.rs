@@ -18,9 +18,9 @@ use tokio::sync::Mutex;
 use tokio::task::{JoinHandle, JoinSet, yield_now};
 use tokio::time::{Instant, sleep, timeout};
 
-use crate::locks::polled;
 use crate::semaphores::*;
-use crate::support::{assert_pending, eventually, one_place_each, within};
+use leasehold_support::locks::polled;
+use leasehold_support::{assert_pending, eventually, one_place_each, within};
 
 // Never too many
 

@@ -18,7 +18,7 @@ use leasehold::{
 };
 use tokio::task::JoinHandle;
 
-use crate::support::{RedisServer, eventually, permits_passed_on, within};
+use leasehold_support::{RedisServer, eventually, permits_passed_on, within};
 
 pub(crate) const NAME: &str = "slow-service";
 

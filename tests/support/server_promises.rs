@@ -15,11 +15,11 @@ use tokio::process::Command;
 use tokio::runtime::Builder;
 use tokio::time::Instant;
 
-use crate::support::faults::{
+use leasehold_support::faults::{
     NAME, SECOND, SOON, granted, lock_in_turns, ms, mutex, refused, share_in_turns, until_waiting, waiter,
 };
-use crate::support::wire::{Fault, Protocol, Wire};
-use crate::support::{Load, eventually, one_place_each, within};
+use leasehold_support::wire::{Fault, Protocol, Wire};
+use leasehold_support::{Load, eventually, one_place_each, within};
 
 /// Of every server for tests.
 const PASSWORD: &str = "hunter2";

@@ -13,11 +13,11 @@ use leasehold::{Client, DistMutex, Error, MutexOptions};
 use tokio::task::JoinHandle;
 use tokio::time::{Instant, sleep};
 
-use crate::refusing_proxy::{Mode, Refusable, RefusingProxy};
-use crate::support::faults::{SECOND, SOON, ms};
-use crate::support::hosts::{Fault, FaultyAddress, is_run_with_hosts};
-use crate::support::wire::{self, Wire};
-use crate::support::{eventually, within};
+use leasehold_support::faults::{SECOND, SOON, ms};
+use leasehold_support::hosts::{Fault, FaultyAddress, is_run_with_hosts};
+use leasehold_support::refusing_proxy::{Mode, Refusable, RefusingProxy};
+use leasehold_support::wire::{self, Wire};
+use leasehold_support::{eventually, within};
 
 /// For how many seconds three instances of a service are tried, if not for 8. If it is set, it is also seen that the
 /// sessions of a burst are closed, which takes half a minute.

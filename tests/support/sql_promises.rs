@@ -9,9 +9,9 @@ use leasehold::{BackendError, Client, DistMutex};
 use tokio::time::sleep;
 
 use crate::server_promises::{Server, assert_refused, client, hold_many, nothing_went_wrong, renew_all, url};
-use crate::support::faults::{NAME, SECOND, SOON, brief_mutex, granted, ms, mutex, until_waiting, waiter};
-use crate::support::wire::{Fault, Wire};
-use crate::support::{Load, eventually, within};
+use leasehold_support::faults::{NAME, SECOND, SOON, brief_mutex, granted, ms, mutex, until_waiting, waiter};
+use leasehold_support::wire::{Fault, Wire};
+use leasehold_support::{Load, eventually, within};
 
 /// A database server for one test.
 pub(crate) trait SqlServer: Server {

@@ -12,7 +12,7 @@ use tokio::net::{TcpListener, TcpStream};
 use tokio::task::JoinHandle;
 
 use crate::proxy::{Zookeeper, int};
-use crate::support::wire::Protocol;
+use leasehold_support::wire::Protocol;
 
 const GET_DATA: i32 = 4;
 const GET_CHILDREN: i32 = 12;

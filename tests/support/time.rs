@@ -12,7 +12,7 @@ const LOOK_AGAIN: Duration = Duration::from_millis(3);
 /// Looks at `condition` until it holds. For conditions in a store that nobody pushes; panics at the deadline,
 /// naming the caller.
 #[track_caller]
-pub(crate) fn eventually<F, C>(deadline: Duration, mut condition: F) -> impl Future<Output = ()>
+pub fn eventually<F, C>(deadline: Duration, mut condition: F) -> impl Future<Output = ()>
 where
     F: FnMut() -> C,
     C: Future<Output = bool>,
@@ -29,7 +29,7 @@ where
 
 /// The output of `future`; panics if it takes longer than `deadline`, naming the caller.
 #[track_caller]
-pub(crate) fn within<F: IntoFuture>(deadline: Duration, future: F) -> impl Future<Output = F::Output> {
+pub fn within<F: IntoFuture>(deadline: Duration, future: F) -> impl Future<Output = F::Output> {
     let caller = Location::caller();
     let bounded = timeout(deadline, future);
     async move {
@@ -39,7 +39,7 @@ pub(crate) fn within<F: IntoFuture>(deadline: Duration, future: F) -> impl Futur
 }
 
 /// The future does not complete, whatever happens meanwhile.
-pub(crate) async fn assert_pending<F: Future>(duration: Duration, future: F)
+pub async fn assert_pending<F: Future>(duration: Duration, future: F)
 where
     F::Output: Debug,
 {
@@ -48,10 +48,10 @@ where
 }
 
 /// The longest that what happens "at once" may take.
-pub(crate) const AT_ONCE: Duration = Duration::from_millis(100);
+pub const AT_ONCE: Duration = Duration::from_millis(100);
 
 /// What this call gives, which is repeated up to four times if it takes long: a machine may be busy with other things.
-pub(crate) async fn at_once<T: Debug>(call: impl AsyncFn() -> T) -> T {
+pub async fn at_once<T: Debug>(call: impl AsyncFn() -> T) -> T {
     let mut repetitions = 4;
     loop {
         let begun = Instant::now();

@@ -13,7 +13,7 @@ const AGREE: Duration = Duration::from_secs(30);
 const SLOTS: u32 = 16_384;
 
 #[track_caller]
-pub(crate) fn wait_until(what: &str, mut holds: impl FnMut() -> bool) {
+pub fn wait_until(what: &str, mut holds: impl FnMut() -> bool) {
     let end = Instant::now() + AGREE;
     while !holds() {
         assert!(Instant::now() < end, "{what}: not within {AGREE:?}");
@@ -22,21 +22,22 @@ pub(crate) fn wait_until(what: &str, mut holds: impl FnMut() -> bool) {
 }
 
 /// Three primaries, each with a replica. Servers 0 to 2 are the first primaries, 3 to 5 their replicas.
-pub(crate) struct Cluster {
-    pub(crate) nodes: Vec<RedisServer>,
+#[derive(Debug)]
+pub struct Cluster {
+    pub nodes: Vec<RedisServer>,
 }
 
 impl Cluster {
     const PRIMARIES: usize = 3;
 
     #[track_caller]
-    pub(crate) fn start_or_skip(left_out: &str) -> Option<Self> {
+    pub fn start_or_skip(left_out: &str) -> Option<Self> {
         Self::start_with_or_skip(left_out, None)
     }
 
     /// The same, and if there is a certificate, the nodes speak TLS to each other and to those who want it.
     #[track_caller]
-    pub(crate) fn start_with_or_skip(left_out: &str, tls: Option<ServerCertificate>) -> Option<Self> {
+    pub fn start_with_or_skip(left_out: &str, tls: Option<ServerCertificate>) -> Option<Self> {
         let options =
             if tls.is_some() { &["--tls-cluster", "yes", "--tls-replication", "yes"][..] } else { &[] };
         let options = options.iter().map(|&word| word.to_owned()).collect();
@@ -82,24 +83,24 @@ impl Cluster {
         });
     }
 
-    pub(crate) fn url(&self) -> String {
+    pub fn url(&self) -> String {
         let nodes: Vec<_> = self.nodes[..2].iter().map(|node| format!("127.0.0.1:{}", node.port())).collect();
         format!("redis-cluster://{}{}", acl::login(), nodes.join(","))
     }
 
     /// The slot of a key.
-    pub(crate) fn slot(&self, key: &str) -> u16 {
+    pub fn slot(&self, key: &str) -> u16 {
         self.slot_at(0, key)
     }
 
     /// The same, asked of this node.
-    pub(crate) fn slot_at(&self, asked: usize, key: &str) -> u16 {
+    pub fn slot_at(&self, asked: usize, key: &str) -> u16 {
         let slot = self.nodes[asked].raw().send(&["CLUSTER", "KEYSLOT", key]).int();
         u16::try_from(slot).expect("a slot")
     }
 
     /// The node that serves a slot, by what the node `asked` says.
-    pub(crate) fn serving(&self, asked: usize, slot: u16) -> usize {
+    pub fn serving(&self, asked: usize, slot: u16) -> usize {
         let ranges = self.nodes[asked].raw().send(&["CLUSTER", "SLOTS"]).array();
         let port = ranges.into_iter().find_map(|range| {
             let range = range.array();
@@ -111,7 +112,7 @@ impl Cluster {
     }
 
     /// Begins to move a slot from one node to another.
-    pub(crate) fn begin_to_move(&self, slot: u16, from: usize, to: usize) {
+    pub fn begin_to_move(&self, slot: u16, from: usize, to: usize) {
         let slot = slot.to_string();
         let (from_id, to_id) = (id(&self.nodes[from]), id(&self.nodes[to]));
         let mut target = self.nodes[to].raw();
@@ -121,7 +122,7 @@ impl Cluster {
     }
 
     /// Moves the keys of a slot that has begun to move.
-    pub(crate) fn move_keys(&self, slot: u16, from: usize, to: usize) {
+    pub fn move_keys(&self, slot: u16, from: usize, to: usize) {
         let (number, port) = (slot.to_string(), self.nodes[to].port().to_string());
         let mut source = self.nodes[from].raw();
         loop {
@@ -142,7 +143,7 @@ impl Cluster {
     /// A slot that changes hands faster than the nodes hear of each other may end where two nodes take each other for
     /// its owner, for good: the target's configuration epoch has to be above the source's, which it may not have heard
     /// of yet. So both are told again if they have changed their minds.
-    pub(crate) fn finish_to_move(&self, slot: u16, from: usize, to: usize) {
+    pub fn finish_to_move(&self, slot: u16, from: usize, to: usize) {
         self.assign(slot, to, to);
         self.assign(slot, to, from);
         wait_until("all nodes agree where the slot is", || {
@@ -156,20 +157,20 @@ impl Cluster {
     }
 
     /// Tells the node `told` that a slot is at another.
-    pub(crate) fn assign(&self, slot: u16, to: usize, told: usize) {
+    pub fn assign(&self, slot: u16, to: usize, told: usize) {
         let to = id(&self.nodes[to]);
         let set = self.nodes[told].raw().send(&["CLUSTER", "SETSLOT", &slot.to_string(), "NODE", &to]);
         assert_eq!(set, Reply::ok());
     }
 
-    pub(crate) fn move_slot(&self, slot: u16, from: usize, to: usize) {
+    pub fn move_slot(&self, slot: u16, from: usize, to: usize) {
         self.begin_to_move(slot, from, to);
         self.move_keys(slot, from, to);
         self.finish_to_move(slot, from, to);
     }
 
     /// What each node that answers says of all nodes.
-    pub(crate) fn views(&self) -> String {
+    pub fn views(&self) -> String {
         let view = |node: &RedisServer| {
             let answer = Raw::connect(node.port()).and_then(|mut raw| raw.try_send(&["CLUSTER", "NODES"]));
             let view = answer.map_or_else(|error| error.to_string(), |view| view.text().unwrap_or_default());
@@ -179,7 +180,7 @@ impl Cluster {
     }
 
     /// Every key but the fences of slots.
-    pub(crate) fn keys(&self) -> Vec<String> {
+    pub fn keys(&self) -> Vec<String> {
         let mut keys: Vec<_> = self.nodes.iter().flat_map(|node| node.raw().keys("*")).collect();
         keys.retain(|key| !key.ends_with(":fence"));
         keys
@@ -201,15 +202,16 @@ fn text(raw: &mut Raw, command: &[&str]) -> String {
 }
 
 /// A primary with two replicas, and three sentinels that watch them under the name `main`.
-pub(crate) struct Sentinels {
+#[derive(Debug)]
+pub struct Sentinels {
     /// The first one is the first primary.
-    pub(crate) servers: Vec<RedisServer>,
-    pub(crate) sentinels: Vec<RedisServer>,
+    pub servers: Vec<RedisServer>,
+    pub sentinels: Vec<RedisServer>,
 }
 
 impl Sentinels {
     #[track_caller]
-    pub(crate) fn start_or_skip(left_out: &str) -> Option<Self> {
+    pub fn start_or_skip(left_out: &str) -> Option<Self> {
         let primary = RedisServer::start_or_skip(left_out)?;
         let port = primary.port().to_string();
         let replica = || {
@@ -243,13 +245,13 @@ impl Sentinels {
         Some(Self { servers, sentinels })
     }
 
-    pub(crate) fn url(&self) -> String {
+    pub fn url(&self) -> String {
         let hosts: Vec<_> = self.sentinels.iter().map(|one| format!("127.0.0.1:{}", one.port())).collect();
         format!("redis-sentinel://{}{}/main", acl::login(), hosts.join(","))
     }
 
     /// The server that a sentinel names as the primary.
-    pub(crate) fn primary(&self, sentinel: usize) -> usize {
+    pub fn primary(&self, sentinel: usize) -> usize {
         let address = self.sentinels[sentinel].raw().send(&["SENTINEL", "GET-MASTER-ADDR-BY-NAME", "main"]);
         let port: u16 = address.words()[1].parse().expect("a port");
         self.servers.iter().position(|server| server.port() == port).expect("one of ours")

@@ -13,14 +13,14 @@ use leasehold::backend::{Answer, Answered, Backend, LeaseRef, Released, Renew, R
 use tokio::task::yield_now;
 use tokio::time::Instant;
 
-use crate::support::intercept::{Intercept, Intercepted, Reply};
+use crate::intercept::{Intercept, Intercepted, Reply};
 
 /// Renewals of keys with this suffix are never answered.
-pub(crate) const UNANSWERED: &str = "unanswered";
+pub const UNANSWERED: &str = "unanswered";
 
 /// Leaves some renewals unanswered or all of them, and records when each lease is released.
 #[derive(Debug, Default)]
-pub(crate) struct Unresponsive {
+pub struct Unresponsive {
     /// No renewal is answered; otherwise, those whose key ends with [`UNANSWERED`] are not.
     hangs: AtomicBool,
     panics: AtomicBool,
@@ -28,22 +28,22 @@ pub(crate) struct Unresponsive {
 }
 
 impl Unresponsive {
-    pub(crate) fn on(store: &MemoryBackend) -> Arc<Intercepted<Self>> {
+    pub fn on(store: &MemoryBackend) -> Arc<Intercepted<Self>> {
         Intercepted::new(store, Self::default())
     }
 
     /// From now on, no renewal is answered.
-    pub(crate) fn hang(&self) {
+    pub fn hang(&self) {
         self.hangs.store(true, Ordering::SeqCst);
     }
 
     /// The next request panics after it has yielded once.
-    pub(crate) fn panic_once(&self) {
+    pub fn panic_once(&self) {
         self.panics.store(true, Ordering::SeqCst);
     }
 
     /// When the lease of this key was first released.
-    pub(crate) fn released_at(&self, key: &str) -> Option<Instant> {
+    pub fn released_at(&self, key: &str) -> Option<Instant> {
         let released = self.released.lock().expect("no panic");
         released.iter().find(|(released, _)| **released == *key).map(|(_, at)| *at)
     }

@@ -23,7 +23,7 @@ use super::within;
 const DELIVERY: Duration = Duration::from_secs(5);
 
 /// Where messages end on a connection, and what they are.
-pub(crate) trait Protocol: Default + Send + 'static {
+pub trait Protocol: Default + Send + 'static {
     /// The next message of the client, and what it is.
     fn request(
         &mut self,
@@ -40,7 +40,7 @@ pub(crate) trait Protocol: Default + Send + 'static {
 
 /// A message of a client.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Message {
+pub enum Message {
     /// A request, with the number by which its answer is known if the protocol has one.
     Request(u32),
     /// A request that only looks or waits, and is made again after some time.
@@ -53,7 +53,7 @@ pub(crate) enum Message {
 
 /// What happens to a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Fault {
+pub enum Fault {
     /// The connection is cut before the request reaches the server.
     Lost,
     /// The connection is cut when the server has answered.
@@ -76,7 +76,7 @@ enum Late {
 
 /// A proxy on loopback, on the runtime that started it. Ends when dropped, with all its connections.
 #[derive(Debug)]
-pub(crate) struct Wire<P> {
+pub struct Wire<P> {
     port: u16,
     shared: Arc<Shared>,
     accepting: JoinHandle<()>,
@@ -151,7 +151,7 @@ impl Shared {
 
 impl<P: Protocol> Wire<P> {
     /// A wire to the server on `server_port`.
-    pub(crate) async fn start(server_port: u16) -> Self {
+    pub async fn start(server_port: u16) -> Self {
         let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).await.expect("a port is free");
         let port = listener.local_addr().expect("a listener has an address").port();
         let shared = Arc::new(Shared {
@@ -170,27 +170,27 @@ impl<P: Protocol> Wire<P> {
         Self { port, shared, accepting, protocol: PhantomData }
     }
 
-    pub(crate) const fn port(&self) -> u16 {
+    pub const fn port(&self) -> u16 {
         self.port
     }
 
     /// How many requests were sent so far.
-    pub(crate) fn requests(&self) -> usize {
+    pub fn requests(&self) -> usize {
         self.shared.requests.load(Ordering::SeqCst)
     }
 
     /// How many requests poll or wait.
-    pub(crate) fn looks(&self) -> usize {
+    pub fn looks(&self) -> usize {
         self.shared.looks.load(Ordering::SeqCst)
     }
 
     /// How many others.
-    pub(crate) fn others(&self) -> usize {
+    pub fn others(&self) -> usize {
         self.shared.others.load(Ordering::SeqCst)
     }
 
     /// Has the `nth` request from now on fail. The receiver is told when it does.
-    pub(crate) fn trap(&self, nth: usize, fault: Fault) -> oneshot::Receiver<()> {
+    pub fn trap(&self, nth: usize, fault: Fault) -> oneshot::Receiver<()> {
         let (sprung, told) = oneshot::channel();
         // One that comes at this moment is hit as well.
         *self.shared.trap() = Some(Trap { nth: self.requests() + nth, fault, sprung });
@@ -198,12 +198,12 @@ impl<P: Protocol> Wire<P> {
     }
 
     /// No request will fail.
-    pub(crate) fn disarm(&self) {
+    pub fn disarm(&self) {
         *self.shared.trap() = None;
     }
 
     /// Lets what is late reach the server, if anything is, and waits until it has been carried out.
-    pub(crate) async fn deliver(&self) {
+    pub async fn deliver(&self) {
         let is_held = self.shared.late.send_if_modified(|late| {
             let is_held = *late == Late::Held;
             *late = if is_held { Late::Sent } else { *late };
@@ -216,34 +216,34 @@ impl<P: Protocol> Wire<P> {
     }
 
     /// Closes all connections there are. New ones are welcome.
-    pub(crate) fn cut(&self) {
+    pub fn cut(&self) {
         self.shared.cuts.send_replace(());
     }
 
     /// Closes the next connection that is to carry more than so many bytes that way, after as many.
-    pub(crate) fn cut_after(&self, to_server: bool, bytes: usize) {
+    pub fn cut_after(&self, to_server: bool, bytes: usize) {
         let (requests, answers) = &self.shared.budgets;
         let budget = if to_server { requests } else { answers };
         budget.cut_after(bytes);
     }
 
     /// Black hole: nothing goes either way any more, and no connection is closed.
-    pub(crate) fn hold(&self) {
+    pub fn hold(&self) {
         self.hold_towards(true, true);
     }
 
     /// The same for one way.
-    pub(crate) fn hold_towards(&self, to_server: bool, to_client: bool) {
+    pub fn hold_towards(&self, to_server: bool, to_client: bool) {
         self.shared.held.send_replace(Held { to_server, to_client });
     }
 
     /// The same for the connections there are, for ever. New ones are welcome.
-    pub(crate) fn freeze_connections(&self) {
+    pub fn freeze_connections(&self) {
         self.shared.freezes.send_replace(());
     }
 
     /// Ends the hold; what was sent meanwhile arrives.
-    pub(crate) fn resume(&self) {
+    pub fn resume(&self) {
         self.shared.held.send_replace(Held::default());
     }
 }

@@ -31,12 +31,12 @@ const MARK: &str = "@@ ";
 const OUTPUT_TIMEOUT: Duration = Duration::from_secs(30);
 
 /// The arguments of this process, if it is a worker.
-pub(crate) fn worker_args() -> Option<String> {
+pub fn worker_args() -> Option<String> {
     env::var(ARGS).ok()
 }
 
 /// Tells the test one line. The line is on its way when this returns, whatever happens to the process next.
-pub(crate) fn say(line: &str) {
+pub fn say(line: &str) {
     // One write, past the capture of the test runner; the runner's own output may be on the current line.
     let mut stdout = io::stdout().lock();
     let said = stdout.write_all(format!("\n{MARK}{line}\n").as_bytes()).and_then(|()| stdout.flush());
@@ -45,7 +45,7 @@ pub(crate) fn say(line: &str) {
 
 /// A worker process. Killed when dropped, and with the test process.
 #[derive(Debug)]
-pub(crate) struct Worker {
+pub struct Worker {
     process: ChildProcess,
     lines: UnboundedReceiver<String>,
 }
@@ -53,21 +53,17 @@ pub(crate) struct Worker {
 impl Worker {
     /// Runs the test function `name` (with its module path, as the test runner lists it) in a process of its
     /// own, where [`worker_args`] returns `args`.
-    pub(crate) fn start(name: &str, args: &str) -> Self {
+    pub fn start(name: &str, args: &str) -> Self {
         Self::start_in([], name, args)
     }
 
     /// The same in a process that lives by `clock`.
-    pub(crate) fn start_under(clock: &Clock, name: &str, args: &str) -> Self {
+    pub fn start_under(clock: &Clock, name: &str, args: &str) -> Self {
         Self::start_in(clock.environment(), name, args)
     }
 
     /// The same with more in its environment.
-    pub(crate) fn start_in<const N: usize>(
-        environment: [(OsString, OsString); N],
-        name: &str,
-        args: &str,
-    ) -> Self {
+    pub fn start_in<const N: usize>(environment: [(OsString, OsString); N], name: &str, args: &str) -> Self {
         let program = env::current_exe().expect("a process knows its program");
         let options = ["--exact", name, "--nocapture", "--test-threads=1"];
         let mut process = ChildProcess::start(program.as_os_str(), options, |command| {
@@ -86,47 +82,47 @@ impl Worker {
     }
 
     /// The next line the worker says; `None` if it has ended. Panics after half a minute of silence.
-    pub(crate) async fn line(&mut self) -> Option<String> {
+    pub async fn line(&mut self) -> Option<String> {
         within(OUTPUT_TIMEOUT, self.lines.recv()).await
     }
 
     /// The token that the worker says it holds, next.
-    pub(crate) async fn held(&mut self) -> FencingToken {
+    pub async fn held(&mut self) -> FencingToken {
         let line = self.line().await.expect("the worker has not ended");
         let token = line.strip_prefix("held ").and_then(|token| token.parse().ok());
         FencingToken::new(token.unwrap_or_else(|| panic!("expected a token that is held, got {line:?}")))
     }
 
     /// What the worker has said by now and the test has not read yet.
-    pub(crate) fn unread(&mut self) -> Option<String> {
+    pub fn unread(&mut self) -> Option<String> {
         self.lines.try_recv().ok()
     }
 
-    pub(crate) fn pid(&self) -> u32 {
+    pub fn pid(&self) -> u32 {
         self.process.pid()
     }
 
-    pub(crate) fn is_alive(&mut self) -> bool {
+    pub fn is_alive(&mut self) -> bool {
         self.process.is_alive()
     }
 
     /// SIGSTOP, and waits until the worker has stopped.
-    pub(crate) fn pause(&self) {
+    pub fn pause(&self) {
         self.process.pause();
     }
 
     /// SIGCONT.
-    pub(crate) fn resume(&self) {
+    pub fn resume(&self) {
         self.process.resume();
     }
 
     /// SIGKILL, and waits until the worker is gone.
-    pub(crate) fn kill(&mut self) {
+    pub fn kill(&mut self) {
         self.process.kill();
     }
 
     /// Waits until the worker ends by itself: the success of its test function. Blocks.
-    pub(crate) fn wait(&mut self) -> ExitStatus {
+    pub fn wait(&mut self) -> ExitStatus {
         self.process.wait()
     }
 }

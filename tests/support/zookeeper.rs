@@ -18,10 +18,10 @@ use leasehold::Client;
 use leasehold::zookeeper::ZookeeperBackend;
 use tempfile::TempDir;
 
-use crate::support::Clock;
-use crate::support::child::{CHILD_DIR, ChildProcess, free_port};
-use crate::support::redis::REQUIRE;
-use crate::zookeeper_wire::Wire;
+use leasehold_support::Clock;
+use leasehold_support::child::{CHILD_DIR, ChildProcess, free_port};
+use leasehold_support::redis::REQUIRE;
+use leasehold_support::zookeeper_wire::Wire;
 
 /// Names the class path of ZooKeeper, instead of a search.
 const CLASS_PATH: &str = "LEASEHOLD_ZOOKEEPER_CLASSPATH";

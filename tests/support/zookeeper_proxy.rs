@@ -3,7 +3,7 @@
 use tokio::io::AsyncReadExt;
 use tokio::net::tcp::OwnedReadHalf;
 
-use crate::support::wire::{Message, Protocol, Wire};
+use leasehold_support::wire::{Message, Protocol, Wire};
 
 const PING: i32 = 11;
 

@@ -12,40 +12,40 @@ const SOON: Duration = Duration::from_millis(200);
 
 /// A session of another program, which ends when it is dropped.
 #[derive(Debug)]
-pub(crate) struct Wire {
+pub struct Wire {
     stream: TcpStream,
     xid: i32,
 }
 
 /// What a server knows about a node.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Stat {
-    pub(crate) version: i32,
+pub struct Stat {
+    pub version: i32,
     /// The session that it ends with; 0 if it does not.
-    pub(crate) owner: i64,
+    pub owner: i64,
 }
 
 /// The code of an error.
-pub(crate) const NO_NODE: i32 = -101;
+pub const NO_NODE: i32 = -101;
 
 impl Wire {
-    pub(crate) fn open(port: u16) -> Self {
+    pub fn open(port: u16) -> Self {
         Self::resume(port, 0, [0; 16], TIMEOUT).flatten().expect("the server accepts sessions")
     }
 
     /// Whether the server accepts sessions. One that is about to start may leave a connection without an answer.
-    pub(crate) fn is_ready(port: u16) -> bool {
+    pub fn is_ready(port: u16) -> bool {
         Self::resume(port, 0, [0; 16], SOON).flatten().is_some()
     }
 
     /// Whether a server leads or follows, in its words; `None` if it serves nobody now.
-    pub(crate) fn mode(port: u16) -> Option<String> {
+    pub fn mode(port: u16) -> Option<String> {
         let text = Self::ask(port, "srvr")?;
         text.lines().find_map(|line| line.strip_prefix("Mode: ").map(str::to_owned))
     }
 
     /// What a server answers to a command of four letters, which its settings have to allow.
-    pub(crate) fn ask(port: u16, command: &str) -> Option<String> {
+    pub fn ask(port: u16, command: &str) -> Option<String> {
         let mut stream = TcpStream::connect(("127.0.0.1", port)).ok()?;
         stream.set_read_timeout(Some(TIMEOUT)).expect("a setting");
         stream.write_all(command.as_bytes()).ok()?;
@@ -55,12 +55,12 @@ impl Wire {
     }
 
     /// Ends the session of somebody else. Its password follows from its number.
-    pub(crate) fn end_session(port: u16, session: i64) {
+    pub fn end_session(port: u16, session: i64) {
         assert!(Self::end_session_if_any(port, session), "there is no such session");
     }
 
     /// The same; `false` if there is no such session.
-    pub(crate) fn end_session_if_any(port: u16, session: i64) -> bool {
+    pub fn end_session_if_any(port: u16, session: i64) -> bool {
         let resume = || Self::resume(port, session, password(session), TIMEOUT);
         let mut taken = resume();
         let is_there = !matches!(taken, Some(None));
@@ -95,12 +95,12 @@ impl Wire {
         Some((number(&reply[4..8]) > 0).then_some(wire))
     }
 
-    pub(crate) fn create(&mut self, path: &str, data: &str) {
+    pub fn create(&mut self, path: &str, data: &str) {
         self.create_for(path, data, "world", "anyone", 31);
     }
 
     /// With an ACL of one entry.
-    pub(crate) fn create_for(&mut self, path: &str, data: &str, scheme: &str, id: &str, rights: i32) {
+    pub fn create_for(&mut self, path: &str, data: &str, scheme: &str, id: &str, rights: i32) {
         let mut message = Vec::new();
         bytes(&mut message, path.as_bytes());
         bytes(&mut message, data.as_bytes());
@@ -112,7 +112,7 @@ impl Wire {
         self.call(1, &message).unwrap_or_else(|code| panic!("{path} is not created: {code}"));
     }
 
-    pub(crate) fn set(&mut self, path: &str, data: &str) {
+    pub fn set(&mut self, path: &str, data: &str) {
         let mut message = Vec::new();
         bytes(&mut message, path.as_bytes());
         bytes(&mut message, data.as_bytes());
@@ -121,7 +121,7 @@ impl Wire {
     }
 
     /// `None` if the node does not exist.
-    pub(crate) fn get(&mut self, path: &str) -> Option<(String, Stat)> {
+    pub fn get(&mut self, path: &str) -> Option<(String, Stat)> {
         let mut message = Vec::new();
         bytes(&mut message, path.as_bytes());
         message.push(0);
@@ -139,7 +139,7 @@ impl Wire {
     }
 
     /// Their names, sorted. None if the node does not exist.
-    pub(crate) fn children(&mut self, path: &str) -> Vec<String> {
+    pub fn children(&mut self, path: &str) -> Vec<String> {
         let mut message = Vec::new();
         bytes(&mut message, path.as_bytes());
         message.push(0);
@@ -159,7 +159,7 @@ impl Wire {
     }
 
     /// `false` if it did not exist.
-    pub(crate) fn delete(&mut self, path: &str) -> bool {
+    pub fn delete(&mut self, path: &str) -> bool {
         self.try_delete(path).is_ok()
     }
 
@@ -171,7 +171,7 @@ impl Wire {
     }
 
     /// Deletes a node and all below it, whatever others create meanwhile.
-    pub(crate) fn delete_all(&mut self, path: &str) {
+    pub fn delete_all(&mut self, path: &str) {
         loop {
             for child in self.children(path) {
                 self.delete_all(&format!("{path}/{child}"));

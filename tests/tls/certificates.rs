@@ -6,7 +6,7 @@ use rcgen::{
     date_time_ymd,
 };
 
-use crate::support::ServerCertificate;
+use leasehold_support::ServerCertificate;
 
 /// An authority that signs what it is asked to.
 pub(crate) struct Authority {

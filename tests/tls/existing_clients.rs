@@ -5,7 +5,7 @@ use std::sync::Arc;
 use leasehold::redis::RedisBackend;
 use leasehold::{Client, Error};
 
-use crate::support::{RedisServer, Reply};
+use leasehold_support::{RedisServer, Reply};
 
 /// A server with a user, and this user's locks in database 2.
 fn with_login(left_out: &str) -> Option<(RedisServer, String)> {
@@ -61,7 +61,7 @@ async fn a_client_of_redis_rs_that_uses_tls() -> Result<(), Error> {
     use redis::{ConnectionAddr, IntoConnectionInfo};
 
     use crate::certificates::Authority;
-    use crate::support::Setup;
+    use leasehold_support::Setup;
 
     let authority = Authority::new("ours");
     let setup = Setup::with_tls(authority.server());

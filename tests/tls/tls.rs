@@ -20,8 +20,6 @@ mod postgres;
 #[cfg(all(feature = "postgres", any(feature = "rustls", feature = "native-tls")))]
 #[path = "../support/postgres.rs"]
 mod server;
-#[path = "../support/mod.rs"]
-mod support;
 #[cfg(any(feature = "rustls", feature = "native-tls"))]
 mod with_tls;
 #[cfg(all(feature = "zookeeper", any(feature = "rustls", feature = "native-tls")))]
@@ -29,9 +27,6 @@ mod zookeeper;
 #[cfg(all(feature = "zookeeper", any(feature = "rustls", feature = "native-tls")))]
 #[path = "../support/zookeeper.rs"]
 mod zookeeper_server;
-#[cfg(all(feature = "zookeeper", any(feature = "rustls", feature = "native-tls")))]
-#[path = "../support/zookeeper_wire.rs"]
-mod zookeeper_wire;
 
 #[cfg(not(any(feature = "rustls", feature = "native-tls")))]
 #[tokio::test]

@@ -6,7 +6,7 @@ use leasehold::redlock::RedlockBackend;
 use leasehold::{Client, Error, MutexOptions, TlsOptions};
 
 use crate::certificates::Authority;
-use crate::support::{
+use leasehold_support::{
     Cluster, RedisServer, Reply, ServerCertificate, Setup, Worker, eventually, say, within, worker_args,
 };
 

@@ -12,10 +12,6 @@ mod schedules;
 #[path = "../../../tests/support/sqlite.rs"]
 mod sqlite;
 mod stores;
-#[path = "../../../tests/support/mod.rs"]
-mod support;
 mod terminal;
 #[path = "../../../tests/support/zookeeper.rs"]
 mod zookeeper;
-#[path = "../../../tests/support/zookeeper_wire.rs"]
-mod zookeeper_wire;

@@ -13,7 +13,7 @@ use tokio::process::Command;
 
 use crate::program::{PROGRAM, Program, SOON, is_alive};
 use crate::sqlite::SqliteFile;
-use crate::support::eventually;
+use leasehold_support::eventually;
 
 /// A port on which nobody listens, for as long as it is kept.
 fn nobody() -> (TcpSocket, SocketAddr) {

@@ -9,7 +9,7 @@ use tokio::process::Command;
 
 use crate::program::{PROGRAM, Program, SOON, is_alive};
 use crate::sqlite::SqliteFile;
-use crate::support::eventually;
+use leasehold_support::eventually;
 
 /// To run a tick that has just become due, and the next one of which is a day away.
 fn now(more: &[&str]) -> Vec<String> {

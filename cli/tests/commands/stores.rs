@@ -11,8 +11,8 @@ use crate::mysql::MysqlServer;
 use crate::postgres::PostgresServer;
 use crate::program::{Program, SOON, is_alive};
 use crate::sqlite::SqliteFile;
-use crate::support::{Nodes, RedisServer, eventually};
 use crate::zookeeper::ZookeeperServer;
+use leasehold_support::{Nodes, RedisServer, eventually};
 
 const LEFT_OUT: &str = "what `leasehold run` promises";
 const SECOND: Duration = Duration::from_secs(1);

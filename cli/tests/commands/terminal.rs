@@ -6,7 +6,7 @@ use tokio::process::Command;
 
 use crate::program::{PROGRAM, Program, SOON};
 use crate::sqlite::SqliteFile;
-use crate::support::eventually;
+use leasehold_support::eventually;
 
 const CTRL_C: &str = "\x03";
 const CTRL_Z: &str = "\x1a";

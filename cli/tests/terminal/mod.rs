@@ -9,8 +9,8 @@ use tempfile::TempDir;
 use tokio::time::{Instant, sleep};
 
 use crate::PROGRAM;
-use crate::support::redis::REQUIRE;
-use crate::support::say;
+use leasehold_support::redis::REQUIRE;
+use leasehold_support::say;
 
 /// The pause between two looks: tmux does not tell of changes.
 const LOOK_AGAIN: Duration = Duration::from_millis(50);

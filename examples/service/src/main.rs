@@ -20,8 +20,6 @@ mod loopback;
 mod postgres;
 mod replica;
 mod store;
-#[path = "../../../tests/support/mod.rs"]
-mod support;
 mod trial;
 mod world;
 

@@ -17,7 +17,7 @@ use tokio::task::AbortHandle;
 
 use crate::Result;
 use crate::instance::App;
-use crate::support::child::ChildProcess;
+use leasehold_support::child::ChildProcess;
 
 /// The lease of everything.
 pub(crate) const TTL: Duration = Duration::from_secs(2);

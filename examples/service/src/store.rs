@@ -9,7 +9,7 @@ use metrics_exporter_prometheus::{PrometheusBuilder, PrometheusHandle};
 use crate::Result;
 use crate::postgres::PostgresServer;
 use crate::replica::Replica;
-use crate::support::{RedisServer, Setup};
+use leasehold_support::{RedisServer, Setup};
 
 #[derive(Clone, Copy, Debug, ValueEnum)]
 pub(crate) enum StoreKind {

@@ -185,12 +185,12 @@ impl<'a> Exchange<'a> {
         let if_free = if_free.as_ref().map(|plan| (plan, Vec::from(steps(plan, &taken))));
         let if_free =
             if_free.as_ref().map(|(plan, steps)| self.calls.transaction(&free, plan, steps, &[], None));
-        let ops = (0..).zip(joins).zip(&taken).map(|((n, (_, value)), taken)| {
+        let ops = (0..).zip(joins).zip(&taken).map(|((n, (lease, value)), taken)| {
             let mut value = value.clone();
             if let What::Place { index, .. } = &mut value.what {
                 *index = n;
             }
-            self.calls.keys.join(value.to_text(), taken.lease.id)
+            self.calls.keys.join(value.to_text(), taken.lease.id, now.revoked(*lease))
         });
         let join_and_look = ops.chain([self.calls.keys.look()]).collect();
         let request = match &if_free {

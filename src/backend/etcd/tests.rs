@@ -163,14 +163,11 @@ impl World {
     fn join(&mut self, plan: &Plan) -> BTreeSet<LeaseId> {
         for (id, value) in &plan.joins {
             // The same one as when it was tried before.
-            let known = self
-                .look()
-                .entries
-                .get(id)
-                .filter(|stored| !stored.is_revoked())
-                .map(|stored| stored.etcd_lease);
+            let now = self.look();
+            let known = now.entries.get(id).filter(|stored| !stored.is_revoked());
+            let known = known.map(|stored| stored.etcd_lease);
             let lease = known.map_or_else(|| self.grant(value.ttl), |id| EtcdLease { id, ttl: value.ttl });
-            let join = self.keys.join(value.to_text(), lease.id);
+            let join = self.keys.join(value.to_text(), lease.id, now.revoked(*id));
             self.server.transact(&TxnRequest { success: vec![join], ..TxnRequest::default() });
         }
         plan.joins.iter().map(|(lease, _)| *lease).collect()
@@ -179,7 +176,6 @@ impl World {
     /// Carries out an operation as an exchange does, and the same on the ledger. What happens in between comes first if
     /// it is noticed, and otherwise last.
     fn carry_out(&mut self, operation: &Operation, mut between: Between) {
-        self.site.replace_revoked(operation);
         let (outcome, mut joined, mut has_lost) = (RefCell::default(), BTreeSet::new(), false);
         // Others find out about it when it ends.
         let asks = matches!(operation, Operation::Request { .. });
@@ -243,7 +239,6 @@ impl World {
         if self.client(&join) == self.client(operation) {
             return None;
         }
-        self.site.replace_revoked(&join);
         let change = self.site.change(&join, &outcome);
         let plan = Plan::of(&self.look(), &BTreeSet::new(), &self.leases, change).unwrap();
         let is_new = !plan.joins.is_empty();

@@ -5,7 +5,7 @@ use super::proto::{
     Compare, CompareResult, CompareTarget, CompareWith, DeleteRangeRequest, PutRequest, Request, RequestOp,
     Response, ResponseOp, TxnRequest, TxnResponse,
 };
-use super::view::View;
+use super::view::{Stored, View};
 use crate::backend::BackendError;
 use crate::backend::records::Failure;
 
@@ -52,11 +52,14 @@ impl KeysOf {
         Compare { range_end, ..compare(CompareResult::Less, CompareTarget::Create, key, with) }
     }
 
-    /// Makes a place, unless there is one, or a hold: an earlier attempt may have been carried out.
-    pub(super) fn join(&self, value: Vec<u8>, etcd_lease: i64) -> RequestOp {
+    /// Makes a place, unless there is one, or a hold: an earlier attempt may have been carried out. It replaces what is
+    /// left of a hold of the same lease that was ended by force: once the place is over, nothing is to be left.
+    pub(super) fn join(&self, value: Vec<u8>, etcd_lease: i64, replaced: Option<&Stored>) -> RequestOp {
+        let place = put(self.lease(etcd_lease), value, etcd_lease);
+        let replaced = replaced.map(|stored| delete(self.lease(stored.etcd_lease)));
         let join = TxnRequest {
             compare: vec![self.is_made_at(etcd_lease, 0)],
-            success: vec![put(self.lease(etcd_lease), value, etcd_lease)],
+            success: replaced.into_iter().chain([place]).collect(),
             failure: Vec::new(),
         };
         RequestOp { request: Some(Request::Txn(join)) }

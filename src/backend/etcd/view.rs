@@ -167,6 +167,11 @@ impl View {
         ledger.ok_or_else(|| unreadable("record"))
     }
 
+    /// What is left of a hold of this lease that was ended by force.
+    pub(super) fn revoked(&self, lease: LeaseId) -> Option<&Stored> {
+        self.entries.get(&lease).filter(|stored| stored.is_revoked())
+    }
+
     /// How many places are before the first one of this client.
     pub(super) fn places_ahead(&self, leases: &Leases) -> u32 {
         let own = |(lease, stored): (&LeaseId, &Stored)| stored.ticket().filter(|_| leases.is_own(*lease));
@@ -209,7 +214,7 @@ impl Stored {
         }
     }
 
-    /// Whether it is a hold that was ended by force.
+    /// Whether it is what is left of a hold that was ended by force.
     pub(super) const fn is_revoked(&self) -> bool {
         matches!(self.value.what, What::Revoked)
     }

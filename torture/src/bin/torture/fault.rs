@@ -3,7 +3,7 @@
 use leasehold_torture::history::Effect;
 
 use crate::store::Store;
-use crate::support::{Direction, Traffic};
+use leasehold_support::{Direction, Traffic};
 
 /// Something that goes wrong.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

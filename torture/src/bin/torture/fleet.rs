@@ -12,8 +12,8 @@ use crate::clock::now;
 use crate::line::Line;
 use crate::log::Read;
 use crate::servers::Server;
-use crate::support::child::ChildProcess;
 use crate::worker::Planted;
+use leasehold_support::child::ChildProcess;
 
 /// How long workers may take to end after the end of their time.
 const ENDING: Duration = Duration::from_secs(60);

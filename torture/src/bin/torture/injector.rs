@@ -15,7 +15,7 @@ use crate::schedule::{Chosen, Schedule, Scheduled};
 use crate::servers::{Server, Strike};
 use crate::sites::Taken;
 use crate::store::Store;
-use crate::support::Direction;
+use leasehold_support::Direction;
 
 /// How late each answer is on a line that is slow.
 const SLOW: Duration = Duration::from_millis(20);

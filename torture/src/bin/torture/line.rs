@@ -5,8 +5,8 @@ use std::time::Duration;
 use tokio::io::AsyncReadExt;
 use tokio::net::tcp::OwnedReadHalf;
 
-use crate::support::wire::{Message, Protocol, Wire};
-use crate::support::{Direction, Proxy, Traffic};
+use leasehold_support::wire::{Message, Protocol, Wire};
+use leasehold_support::{Direction, Proxy, Traffic};
 
 /// A connection of a worker to each server of the store. A store in a file has none.
 #[derive(Debug)]

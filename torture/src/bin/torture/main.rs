@@ -18,7 +18,7 @@
 //!   client. The report says how often, so that a run on a machine that was too busy to show anything can be told.
 //! * **The seed** decides which fault comes when, for how long, and on whom, and what each worker asks for. It cannot decide
 //!   how the system schedules processes: a run with the same seed has the same faults, not the same interleaving.
-//! * **Servers and proxies are those of the tests** (`tests/support`), as for the benches: included, not copied.
+//! * **Servers and proxies are those of the tests** (`tests/support`), as for the benches.
 
 mod attempt;
 mod clock;
@@ -48,23 +48,17 @@ mod etcd;
 mod mysql;
 #[path = "../../../../tests/support/postgres.rs"]
 mod postgres;
-#[path = "../../../../tests/support/random.rs"]
-mod random;
 #[path = "../../../../tests/support/sqlite.rs"]
 mod sqlite;
-#[path = "../../../../tests/support/mod.rs"]
-mod support;
 #[path = "../../../../tests/support/zookeeper.rs"]
 mod zookeeper;
-#[path = "../../../../tests/support/zookeeper_wire.rs"]
-mod zookeeper_wire;
 
 use std::alloc::System;
 use std::process::ExitCode;
 
 use cap::Cap;
 use clap::{Parser, Subcommand};
-use support::nodes::url as nodes_url;
+use leasehold_support::nodes::url as nodes_url;
 
 /// Counts what a worker has allocated.
 #[global_allocator]

@@ -7,9 +7,9 @@ use clap::ValueEnum;
 use crate::fault::{Fault, ServerFault};
 use crate::servers;
 use crate::store::Store;
-use crate::support::{Direction, Traffic};
 use Direction::{Both, ToClient, ToServer};
 use Traffic::{Commands, Messages};
+use leasehold_support::{Direction, Traffic};
 
 /// A scenario.
 #[derive(Debug)]

@@ -6,8 +6,8 @@ use std::str::FromStr;
 use std::time::Duration;
 
 use crate::fault::Fault;
-use crate::random::Random;
 use crate::scenario::{Scenario, length};
+use leasehold_support::random::Random;
 
 /// A fault that is to come.
 #[derive(Clone, Copy, Debug)]

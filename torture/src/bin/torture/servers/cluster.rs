@@ -6,8 +6,8 @@ use super::redis::{begin_by_command, end_by_command};
 use super::{LEFT_OUT, Outcome, Server, Strike, done, unknown, until};
 use crate::fault::ServerFault;
 use crate::line::Line;
-use crate::support::Cluster as Nodes;
-use crate::support::Raw;
+use leasehold_support::Cluster as Nodes;
+use leasehold_support::Raw;
 
 pub(crate) const FAULTS: &[ServerFault] = &[
     ServerFault::FailOver,

@@ -8,7 +8,7 @@ use futures::future::{BoxFuture, FutureExt, ready};
 use super::{LEFT_OUT, Outcome, Server, Start, Strike, done, unknown, until};
 use crate::fault::ServerFault;
 use crate::line::Line;
-use crate::support::{Clock, Raw, RedisServer, Setup, url_of};
+use leasehold_support::{Clock, Raw, RedisServer, Setup, url_of};
 
 pub(crate) const FAULTS: &[ServerFault] = &[
     ServerFault::Stop,

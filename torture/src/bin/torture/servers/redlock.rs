@@ -10,7 +10,7 @@ use super::{LEFT_OUT, Outcome, Server, Start, Strike, done, minority, unknown};
 use crate::fault::ServerFault;
 use crate::line::Line;
 use crate::nodes_url;
-use crate::support::{Nodes, RedisServer, Setup};
+use leasehold_support::{Nodes, RedisServer, Setup};
 
 /// All but the last one hit a minority.
 pub(crate) const FAULTS: &[ServerFault] = &[

@@ -6,7 +6,7 @@ use super::redis::{begin_by_command, end_by_command};
 use super::{LEFT_OUT, Outcome, Server, Strike, done, unknown, until};
 use crate::fault::ServerFault;
 use crate::line::Line;
-use crate::support::{Raw, Sentinels};
+use leasehold_support::{Raw, Sentinels};
 
 pub(crate) const FAULTS: &[ServerFault] = &[
     ServerFault::FailOver,

@@ -6,7 +6,7 @@ use super::{LEFT_OUT, Outcome, Server, Strike, done, one_line, unknown};
 use crate::fault::ServerFault;
 use crate::line::Line;
 use crate::zookeeper::ZookeeperServer;
-use crate::zookeeper_wire::Wire;
+use leasehold_support::zookeeper_wire::Wire;
 
 pub(crate) const FAULTS: &[ServerFault] =
     &[ServerFault::Stop, ServerFault::Restart, ServerFault::EndSessions];

@@ -16,7 +16,7 @@ use tokio::time::sleep;
 use super::user::User;
 use super::{Shared, beat};
 use crate::clock::now;
-use crate::random::Random;
+use leasehold_support::random::Random;
 
 /// How many guests there are at once.
 const GUESTS: usize = 6;

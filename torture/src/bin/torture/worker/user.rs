@@ -15,8 +15,8 @@ use super::lease::Lease;
 use super::open::{Holding, Pending};
 use super::{Planted, Shared};
 use crate::clock::now;
-use crate::random::Random;
 use crate::sites::{Kind, OWNERS, PERMITS, Taken};
+use leasehold_support::random::Random;
 
 /// How something is asked for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
