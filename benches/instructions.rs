@@ -65,9 +65,11 @@ fn main() -> Result<()> {
     let dir = std::env::temp_dir().join(format!("leasehold-instructions-{}", std::process::id()));
     fs::create_dir_all(&dir)?;
     let choose = |pairs: [u64; 2]| options.place.choose(pairs, [1, 2]);
-    let client = per_pair(CLIENT_TASKS, choose(CLIENT_PAIRS), |pairs| of_client(&dir, port, pairs))?;
-    let server = per_pair(SERVER_TASKS, choose(SERVER_PAIRS), |pairs| {
-        of_server(&dir, |port| take_turns(port, SERVER_TASKS, pairs))
+    let [client_tasks, server_tasks] = options.place.choose([CLIENT_TASKS, SERVER_TASKS], [16, 4]);
+    let of_client = |pairs| of_client(&dir, [port.into(), client_tasks, pairs]);
+    let client = per_pair(client_tasks, choose(CLIENT_PAIRS), of_client)?;
+    let server = per_pair(server_tasks, choose(SERVER_PAIRS), |pairs| {
+        of_server(&dir, |port| take_turns(port, server_tasks, pairs))
     })?;
     let alone = per_pair(1, choose(ALONE_PAIRS), |pairs| of_server(&dir, |port| take_turns(port, 1, pairs)))?;
     let bare = per_pair(1, choose(ALONE_PAIRS), |pairs| of_server(&dir, |port| take_bare(port, pairs)))?;
@@ -93,10 +95,10 @@ fn per_pair(tasks: u64, pairs: [u64; 2], count: impl Fn(u64) -> Result<u64>) -> 
     Ok(difference as f64 / ((many - few) * tasks) as f64)
 }
 
-fn of_client(dir: &Path, port: u16, pairs: u64) -> Result<u64> {
-    let file = dir.join(format!("client-{pairs}"));
-    let numbers = [port.into(), CLIENT_TASKS, pairs].map(|number| number.to_string());
-    let [port, tasks, pairs] = &numbers;
+/// Of a client that uses the server at a port, with so many tasks that take so many turns.
+fn of_client(dir: &Path, numbers: [u64; 3]) -> Result<u64> {
+    let file = dir.join("client");
+    let [port, tasks, pairs] = &numbers.map(|number| number.to_string());
     let mut client = callgrind(&file)
         .arg(std::env::current_exe()?)
         .args(["--port", port, "--tasks", tasks, "--pairs", pairs])

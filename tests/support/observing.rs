@@ -54,6 +54,14 @@ impl Observing {
         self.next().await.map(|leader| leader.value)
     }
 
+    /// Both come to see this leader. Each of them may see that nobody leads before, or not.
+    async fn see(&mut self, value: &str) {
+        for leaders in &mut self.observers {
+            let is_meant = |leader: &Option<Leader>| leader.as_ref().is_some_and(|one| one.value == value);
+            while !is_meant(&within(SOON, leaders.next()).await.expect("it goes on")) {}
+        }
+    }
+
     /// Of all kinds that do not need anybody to die.
     pub async fn sees_every_change(&mut self, store: &str) {
         let [one, two] = self.candidates.clone();
@@ -80,7 +88,7 @@ impl Observing {
         eventually(SOON, || async { queue.inspect().await.is_ok_and(|now| now.waiters.len() == 1) }).await;
         first.resign().await.expect("it led");
         let next = within(SOON, next).await.expect("no panic").expect("it leads");
-        while self.next_value().await.as_deref() != Some("next") {}
+        self.see("next").await;
         assert!(self.queue.force_release().await.expect("answered"), "{store}");
         assert_eq!(self.next().await, None, "{store}: it was forced");
         drop(next);

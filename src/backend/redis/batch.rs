@@ -30,14 +30,12 @@ use tokio::time::Instant;
 
 use super::connection::Connection;
 use super::keys;
-use super::link::{Arguments, Value};
-use super::link::{CallError, Link, Reply};
-use super::msgpack::unpack_list;
-use super::operation::{Operation, pack_prefix};
-use super::protocol::{FAILED, WITH_GRANT};
-use super::script::{BATCH, Script};
+use super::link::{CallError, Link, Reply, Value};
+use super::msgpack::{FALSE, TRUE, pack_text, unpack_list};
+use super::protocol::{FAILED, USE_FENCE, WITH_GRANT};
+use super::script::{Arguments, BATCH, Operation, Script};
 use super::transport::{Queued, Transport, is_unknown_script};
-use crate::backend::{BackendError, Kind};
+use crate::backend::{BackendError, Kind, Resource};
 use crate::runtime::spawn_on;
 
 /// The usual size of an operation, in bytes.
@@ -234,7 +232,7 @@ impl Transport {
             // Operations of many tasks on the same key often follow each other.
             let key = Some(&*resource.key);
             let same_key = mem::replace(&mut last, key) == key;
-            operation.pack(code, same_key, &mut packed);
+            pack(operation, code, same_key, &mut packed);
             if slot.is_some() && !same_key {
                 keys.extend(keys::of(resource, slot));
             }
@@ -340,6 +338,34 @@ impl Drop for Drain {
         drop(state);
         drop(left);
     }
+}
+
+/// Adds an operation to a batch, in MessagePack: its code, its key (unless the operation before has the same one), the
+/// number of its arguments, its arguments (`batch.lua`).
+fn pack(operation: &Operation, code: &'static str, same_key: bool, packed: &mut Vec<u8>) {
+    pack_text(code.as_bytes(), packed);
+    let Resource { key, has_brace, .. } = &operation.resource;
+    if same_key {
+        packed.push(FALSE);
+    } else {
+        if let Some(tag) = has_brace.then(|| keys::tag_beside(key)).flatten() {
+            packed.push(TRUE);
+            pack_text(format!("{{{tag}}}:").as_bytes(), packed);
+        }
+        pack_text(key.as_bytes(), packed);
+    }
+    let args = operation.args();
+    // A number below 128 is encoded as itself.
+    packed.push(args.len() as u8);
+    args.for_each(|arg| pack_text(arg, packed));
+}
+
+/// Says in a batch to which prefix the following operations belong.
+fn pack_prefix(prefix: &str, slot: Option<u16>, packed: &mut Vec<u8>) {
+    let mut fence = String::new();
+    keys::write_fence(&mut fence, prefix, slot);
+    pack_text(USE_FENCE.as_bytes(), packed);
+    pack_text(fence.as_bytes(), packed);
 }
 
 /// The answers of a batch.

@@ -629,10 +629,9 @@ pub(super) mod tests {
     use futures::stream::{BoxStream, StreamExt, pending as no_messages};
     use tokio::time::advance;
 
-    use super::super::link::Arguments;
     use super::super::link::{Message, Opened, Reply};
     use super::super::route::ToServer;
-    use super::super::script::Script;
+    use super::super::script::{Arguments, Script};
     use super::*;
 
     /// Never opens a link.

@@ -36,11 +36,9 @@ use tokio::time::timeout;
 use tokio_util::sync::CancellationToken;
 
 use super::connection::Timeouts;
-use super::link::{Address, CallError, Library, Link, Message, Opened, Reply};
-use super::link::{Arguments, Value};
-use super::script::Script;
-use super::target::Server;
-use super::target::{Login, Target, Topology};
+use super::link::{Address, CallError, Library, Link, Message, Opened, Reply, Value};
+use super::script::{Arguments, Script};
+use super::target::{Login, Server, Target, Topology};
 use super::tls::Tls;
 use crate::runtime::spawn;
 

@@ -16,7 +16,7 @@ use futures::stream::BoxStream;
 use tokio_util::sync::CancellationToken;
 
 use super::refusal;
-use super::script::Script;
+use super::script::{Arguments, Script};
 use super::target::{Login, Server};
 use crate::backend::BackendError;
 
@@ -54,13 +54,6 @@ impl fmt::Display for Address {
             Self::Unix(path) => path.display().fmt(f),
         }
     }
-}
-
-/// The keys and the arguments of a script's call.
-#[derive(Clone, Debug, Default)]
-pub(super) struct Arguments {
-    pub(super) keys: Vec<Bytes>,
-    pub(super) args: Vec<Bytes>,
 }
 
 /// An answer of the server, or a part of one.

@@ -6,8 +6,8 @@
 //! | `lua/` | the protocol: one script per operation, which the server runs atomically |
 //! | `linker` | how a script is put together from the files of `lua/` |
 //! | `protocol` | what Rust and Lua must agree on |
-//! | `script` | the scripts' text and digests |
-//! | `link` | what a client library must provide: one established connection, arguments, answers, and errors classified by what is known about the execution |
+//! | `script` | the scripts' text and digests; one with its resource and arguments, before it becomes a call or a part of a batch |
+//! | `link` | what a client library must provide: one established connection, answers, and errors classified by what is known about the execution |
 //! | `fred`, `redis_rs` | links of fred, and of redis-rs |
 //! | `connection` | a connection: one link after another, until it is closed |
 //! | `servers` | the connections and transports of a store are created |
@@ -17,7 +17,6 @@
 //! | `status`, `check`, `acceptance` | the state of the store, from that of its connections; checks of one server; of all servers |
 //! | `runtime` | whether a runtime can be used for connections |
 //! | `connections` | connections for commands, and the one that is subscribed, where the client lives |
-//! | `operation` | a script with its resource and arguments, before it becomes a call or a part of a batch |
 //! | `transport` | operations called, once or until they are answered; those that wait for a call |
 //! | `batch` | many operations in one call |
 //! | `msgpack` | the encoding of a batch and its answers |
@@ -61,7 +60,6 @@ mod msgpack;
 mod node;
 mod notifications;
 mod opening;
-mod operation;
 mod protocol;
 #[cfg(feature = "redis-rs")]
 mod redis_rs;

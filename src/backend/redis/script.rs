@@ -1,13 +1,21 @@
-//! The scripts, each with the digest under which the server caches it.
+//! The scripts, each with the digest under which the server caches it, and what one of them is called with.
 
+use std::ops::Range;
 use std::sync::{LazyLock, OnceLock};
+use std::{iter, mem};
 
 use bytes::Bytes;
 use sha1_smol::Sha1;
+use smallvec::SmallVec;
 
 use super::linker::{link, lua};
-use super::protocol;
-use crate::backend::BackendError;
+use super::{keys, protocol};
+use crate::backend::{BackendError, LeaseId, Resource};
+
+/// The usual size of all arguments: a lease id and a TTL.
+const USUAL_SIZE: usize = 64;
+/// As many as a request for permits has.
+const USUAL_ARGS: usize = 7;
 
 /// A Lua script.
 #[derive(Debug)]
@@ -61,6 +69,91 @@ impl Script {
         BackendError::Refused {
             source: format!("script {:?} returned an answer of an unknown form", self.hash).into(),
         }
+    }
+}
+
+/// The keys and the arguments of a script's call.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Arguments {
+    pub(super) keys: Vec<Bytes>,
+    pub(super) args: Vec<Bytes>,
+}
+
+/// One operation on a lock or a semaphore: a script, the resource from whose key the script's keys are derived, and
+/// arguments. It becomes a call of its own, or a part of a batch, only when it is sent.
+#[derive(Clone, Debug)]
+pub(super) struct Operation {
+    pub(super) script: &'static Script,
+    pub(super) resource: Resource,
+    /// Never part of a batch.
+    is_alone: bool,
+    /// The arguments, one after another, and where each ends: an allocation for each would cost more than everything
+    /// else.
+    args: SmallVec<[u8; USUAL_SIZE]>,
+    ends: SmallVec<[u32; USUAL_ARGS]>,
+}
+
+impl Operation {
+    pub(super) fn new(script: &'static Script, resource: &Resource) -> Self {
+        let (args, ends) = (SmallVec::new(), SmallVec::new());
+        Self { script, resource: resource.clone(), is_alone: false, args, ends }
+    }
+
+    pub(super) const fn alone(mut self) -> Self {
+        self.is_alone = true;
+        self
+    }
+
+    /// What stands for it in a batch, if it can be part of one.
+    pub(super) const fn code(&self) -> Option<&'static str> {
+        if self.is_alone { None } else { self.script.code() }
+    }
+
+    pub(super) fn lease(mut self, id: LeaseId) -> Self {
+        self.arg(id.text(&mut [0; LeaseId::MAX_LENGTH]));
+        self
+    }
+
+    pub(super) fn number(mut self, number: impl itoa::Integer) -> Self {
+        self.arg(itoa::Buffer::new().format(number).as_bytes());
+        self
+    }
+
+    pub(super) fn word(mut self, word: &str) -> Self {
+        self.arg(word.as_bytes());
+        self
+    }
+
+    fn arg(&mut self, arg: &[u8]) {
+        self.args.extend_from_slice(arg);
+        // The server accepts no longer arguments.
+        self.ends.push(u32::try_from(self.args.len()).unwrap_or(u32::MAX));
+    }
+
+    /// Its arguments.
+    pub(super) fn args(&self) -> impl ExactSizeIterator<Item = &[u8]> {
+        self.ranges().map(|range| &self.args[range])
+    }
+
+    /// Where each argument is in `args`.
+    fn ranges(&self) -> impl ExactSizeIterator<Item = Range<usize>> {
+        let mut start = 0;
+        self.ends.iter().map(move |end| mem::replace(&mut start, *end) as usize..*end as usize)
+    }
+
+    /// As a call of its own, in the `slot` of a cluster.
+    pub(super) fn arguments(&self, slot: Option<u16>) -> Arguments {
+        let mut keys = match (self.script.keys(), slot) {
+            (1, _) => keys::locks(iter::once(&*self.resource.key)),
+            (3, None) => keys::underivable(&self.resource),
+            _ => keys::of(&self.resource, slot),
+        };
+        // Only the scripts with a fourth key use that of revoked leases.
+        if self.script.keys() > 3 {
+            keys.push(keys::revoked(&self.resource.key));
+        }
+        let args = Bytes::copy_from_slice(&self.args);
+        Arguments { keys, args: self.ranges().map(|range| args.slice(range)).collect() }
     }
 }
 

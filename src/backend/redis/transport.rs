@@ -15,11 +15,9 @@ use tokio::sync::oneshot;
 use tokio::time::{Instant, sleep, timeout};
 
 use super::connection::Connection;
-use super::link::{Arguments, Value};
-use super::link::{CallError, Link};
+use super::link::{CallError, Link, Value};
 use super::notifications::Notifications;
-use super::operation::Operation;
-use super::script::Script;
+use super::script::{Arguments, Operation, Script};
 use crate::backend::{BackendError, Kind};
 use crate::home::Home;
 
