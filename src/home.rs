@@ -65,6 +65,12 @@ struct Place {
     residents: Vec<Entry>,
 }
 
+impl Place {
+    fn lives_on(&self, runtime: Id) -> bool {
+        self.runtime.as_ref().is_some_and(|current| current.id() == runtime)
+    }
+}
+
 struct Entry {
     resident: Weak<dyn Resident>,
     /// Where it was last told to settle.
@@ -238,9 +244,9 @@ impl Home {
 
     /// Notices the end of the runtime: it drops all tasks.
     fn watch_for_end(self: &Arc<Self>, runtime: &Handle) {
-        let ended = guard(Arc::downgrade(self), |home| {
+        let ended = guard((Arc::downgrade(self), runtime.clone()), |(home, runtime)| {
             if let Some(home) = home.upgrade() {
-                home.task_was_dropped();
+                home.task_was_dropped(&runtime);
             }
         });
         let end = spawn_on(runtime, async move {
@@ -248,46 +254,55 @@ impl Home {
             pending::<()>().await;
         });
         let mut place = self.place.lock();
-        let before = match &place.runtime {
-            Some(current) if current.id() == runtime.id() => place.end.replace(AbortOnDropHandle::new(end)),
-            _ => Some(AbortOnDropHandle::new(end)),
-        };
+        let end = AbortOnDropHandle::new(end);
+        let before = if place.lives_on(runtime.id()) { place.end.replace(end) } else { Some(end) };
         drop(place);
         drop(before);
     }
 
-    /// A task of a resident was dropped, perhaps because the runtime ends.
-    pub(crate) fn task_was_dropped(&self) {
-        let Some(ended) = self.runtime().filter(|runtime| !takes_tasks(runtime)) else { return };
-        if self.origin.is_elsewhere() || self.is_ending.swap(true, Ordering::AcqRel) {
+    /// A task was dropped on this runtime, perhaps because that ends. Whoever notices the end first has the client move,
+    /// also on another thread; but it is this one that is kept waiting, because the process may end next.
+    pub(crate) fn task_was_dropped(&self, runtime: &Handle) {
+        if takes_tasks(runtime) || self.origin.is_elsewhere() {
             return;
         }
-        if self.own.get().is_some() {
-            let residents = self.residents();
+        if self.own.get().is_none() {
+            return self.leave(runtime.id());
+        }
+        let residents = self.residents();
+        if self.lives_on(runtime.id()) && !self.is_ending.swap(true, Ordering::AcqRel) {
             residents.iter().for_each(|resident| resident.before_end());
             self.move_away();
-            self.tell_end(residents);
-        } else {
-            self.leave(ended.id());
-            self.is_ending.store(false, Ordering::Release);
         }
+        self.tell_end(residents);
+    }
+
+    fn lives_on(&self, runtime: Id) -> bool {
+        self.place.lock().lives_on(runtime)
     }
 
     /// From here on the client lives nowhere, unless it has left `home` before: several may find that it should.
     fn leave(&self, home: Id) {
-        let lives_there = |place: &Place| place.runtime.as_ref().is_some_and(|runtime| runtime.id() == home);
-        if !lives_there(&self.place.lock()) {
+        let mut ended = Some(home);
+        // One thread at a time. What another one has noticed meanwhile is done by this one.
+        while let Some(home) = ended.filter(|_| !self.is_ending.swap(true, Ordering::AcqRel)) {
+            self.leave_alone(home);
+            self.is_ending.store(false, Ordering::Release);
+            ended = self.runtime().filter(|runtime| !takes_tasks(runtime)).map(|runtime| runtime.id());
+        }
+    }
+
+    fn leave_alone(&self, home: Id) {
+        if !self.lives_on(home) {
             return;
         }
         self.residents().iter().for_each(|resident| resident.before_end());
-        let mut place = self.place.lock();
-        if !lives_there(&place) {
-            return;
-        }
-        let left = (place.runtime.take(), place.end.take());
-        place.residents.iter_mut().for_each(|entry| entry.settled = None);
-        self.is_settled.store(false, Ordering::Release);
-        drop(place);
+        let left = {
+            let mut place = self.place.lock();
+            place.residents.iter_mut().for_each(|entry| entry.settled = None);
+            self.is_settled.store(false, Ordering::Release);
+            (place.runtime.take(), place.end.take())
+        };
         drop(left);
         self.ended.notify_waiters();
     }
@@ -489,14 +504,16 @@ mod tests {
         home.move_away();
         assert!(!home.has_moved() && home.runtime().is_none(), "it lives nowhere yet");
         let (first, second) = (runtime(), runtime());
+        let ended = first.handle().clone();
         first.block_on(async { home.settle() });
         second.block_on(async { home.settle() });
-        assert_eq!(resident.noted(), [Noted::Settled(first.handle().id())]);
+        assert_eq!(resident.noted(), [Noted::Settled(ended.id())]);
         drop(first);
         let away = background::for_clients().unwrap().id();
         assert_eq!(resident.noted(), [Noted::BeforeEnd, Noted::Settled(away), Noted::AfterEnd]);
-        // Such as tasks that are dropped later.
-        home.task_was_dropped();
+        // Such as a task that is dropped later, on the thread that ends the runtime, if another one has noticed the end.
+        home.task_was_dropped(&ended);
+        assert_eq!(resident.noted(), [Noted::AfterEnd]);
         home.move_away();
         second.block_on(async { home.settle() });
         assert_eq!(resident.noted(), []);
@@ -515,7 +532,7 @@ mod tests {
     impl Resident for NoticingTheEnd {
         fn settle(&self, runtime: &Handle) {
             if let Some(home) = self.home.upgrade() {
-                home.task_was_dropped();
+                home.task_was_dropped(runtime);
             }
             self.noting.settle(runtime);
         }
@@ -549,7 +566,7 @@ mod tests {
         let (first, second) = (runtime(), runtime());
         let ids = [&first, &second].map(|runtime| Noted::Settled(runtime.handle().id()));
         first.block_on(async { home.settle() });
-        home.task_was_dropped();
+        home.task_was_dropped(first.handle());
         assert!(home.runtime().is_some(), "another task has ended");
         let work = pin!(pending::<()>());
         let mut waiting = home.awaiting(work).boxed_local();

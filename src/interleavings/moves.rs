@@ -1,5 +1,6 @@
 //! The move of a client that is in use: its home ends, or is not driven any more, while others wait on another runtime.
 
+use std::future::pending;
 use std::sync::Arc;
 
 use shuttle::thread;
@@ -150,4 +151,35 @@ fn a_guard_that_is_dropped_without_a_runtime_is_released_although_its_client_mov
 #[test]
 fn the_same_from_a_thread_of_the_crate() {
     explore(|| scene_of_a_drop(true));
+}
+
+/// A guard is dropped as the last thing that its runtime does, or with it, and the process may end next: so the end of the
+/// runtime waits for the release, whoever notices it first.
+fn scene_of_the_last_thing(with_its_runtime: bool) {
+    World::play(|world| {
+        let client = world.client(Link { own_thread: true, ..Link::default() });
+        let first = Runtime::new("first");
+        let guard = first.block_on(client.mutex("a").expect("a name").lock()).expect("it is free");
+        if with_its_runtime {
+            drop(first.handle().spawn(async move {
+                pending::<()>().await;
+                drop(guard);
+            }));
+        } else {
+            first.handle().within(|| drop(guard));
+        }
+        drop(client);
+        first.end();
+        assert!(world.is_released(), "the runtime has ended before the release was confirmed");
+    });
+}
+
+#[test]
+fn a_guard_that_is_dropped_as_the_last_thing_is_released_before_its_runtime_has_ended() {
+    explore(|| scene_of_the_last_thing(false));
+}
+
+#[test]
+fn the_same_if_it_is_dropped_with_its_runtime() {
+    explore(|| scene_of_the_last_thing(true));
 }

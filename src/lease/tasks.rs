@@ -50,7 +50,8 @@ impl Resident for Keeper {
         self.running.begin();
         // Here, one after another: an earlier task that is only now polled must not take the place of these.
         let wakes = self.wakes();
-        let until_dropped = guard(keeper, move |keeper| keeper.tasks_were_dropped(number));
+        let home = runtime.clone();
+        let until_dropped = guard(keeper, move |keeper| keeper.tasks_were_dropped(number, &home));
         let (_, tasks) = spawn_cancelable(runtime, async move {
             if Arc::clone(&until_dropped).run(events, wakes).await {
                 ScopeGuard::into_inner(until_dropped).running.have_ended();
@@ -84,9 +85,9 @@ impl Keeper {
     }
 
     /// See [`Running::were_dropped`](super::running::Running::were_dropped).
-    fn tasks_were_dropped(&self, number: u64) {
+    fn tasks_were_dropped(&self, number: u64, runtime: &Handle) {
         if self.running.were_dropped(number) {
-            self.home.task_was_dropped();
+            self.home.task_was_dropped(runtime);
         }
     }
 
